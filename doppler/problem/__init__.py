@@ -1,0 +1,6 @@
+"""Placement problems (graph, topology, costs) and the files that hold them."""
+
+from doppler.problem.files import load_problem, save_problem
+from doppler.problem.placement_problem import PlacementProblem
+
+__all__ = ["PlacementProblem", "load_problem", "save_problem"]

@@ -1,0 +1,194 @@
+"""This project's own problem format: one JSON object, versioned; `docs/formats.md` describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from doppler.errors import DopplerError, FileFormatError
+from doppler.files import write_text_atomically
+from doppler.graph import DataflowGraph
+from doppler.hardware import CostModel, Device, Link, Topology
+from doppler.problem.placement_problem import PlacementProblem
+
+FORMAT = "doppler-problem"
+VERSION = 1
+
+_GRAPH_COLUMNS = ("kinds", "flops", "output_bytes", "meta_op", "roles", "op_names")
+_COST_FIELDS = ("op_seconds", "transfer_volume", "link_latency", "link_seconds_per_unit")
+
+
+def write_json_problem(problem: PlacementProblem, path: Path) -> None:
+    """Writes `problem` to `path` under a temporary name and renames it."""
+    graph, topology, costs = problem.graph, problem.topology, problem.cost_model
+    columns = {name: getattr(graph, name) for name in _GRAPH_COLUMNS}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph": {
+            "name": graph.name,
+            "num_ops": graph.num_ops,
+            "num_inputs": graph.num_inputs,
+            "edges": graph.edges.tolist(),
+            **{name: list(map(_plain, v)) for name, v in columns.items() if v is not None},
+        },
+        "topology": {
+            "name": topology.name,
+            "devices": [vars(device) for device in topology.devices],
+            "hosts": list(topology.hosts),
+            # JSON has no infinity; an unbounded link leaves its bandwidth out
+            "links": [
+                {k: v for k, v in vars(link).items() if v != float("inf")}
+                for link in topology.links
+            ],
+        },
+        "cost_model": {
+            "source": costs.source,
+            **{name: getattr(costs, name).tolist() for name in _COST_FIELDS},
+        },
+    }
+    write_text_atomically(path, json.dumps(document, allow_nan=False) + "\n")
+
+
+def problem_from_json(text: str, path: str, num_devices: int | None) -> PlacementProblem:
+    """Parses this project's JSON format.
+
+    Raises:
+        FileFormatError: naming file, op and field.
+    """
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: not complete JSON ({error}); is it truncated?") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FileFormatError(f'{path}, format: not a problem file ("format": "{FORMAT}" expected)')
+    if document.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path}, version: {document.get('version')!r} is not {VERSION}, the version that this "
+            "release reads"
+        )
+    with _located(path):
+        _no_other_keys(document, ("format", "version", "graph", "topology", "cost_model"), "file")
+        problem = PlacementProblem(
+            _graph(_mapping(document, "graph", "file")),
+            _topology(_mapping(document, "topology", "file")),
+            _cost_model(_mapping(document, "cost_model", "file")),
+        )
+    if num_devices is not None and num_devices != problem.num_devices:
+        raise FileFormatError(
+            f"{path}: the file holds {problem.num_devices} devices, num_devices={num_devices} was "
+            "asked for"
+        )
+    return problem
+
+
+def _graph(data: dict[str, Any]) -> DataflowGraph:
+    _no_other_keys(data, ("name", "num_ops", "num_inputs", "edges", *_GRAPH_COLUMNS), "graph")
+    edges = _get(data, "edges", "graph", list)
+    for index, edge in enumerate(edges):
+        whole = isinstance(edge, list) and len(edge) == 2 and all(type(v) is int for v in edge)
+        if not whole:
+            raise FileFormatError(f"graph, edges[{index}]: {edge!r} is not [producer, consumer]")
+    columns: dict[str, Any] = {}
+    for name in _GRAPH_COLUMNS:
+        if name in data:
+            kind = int if name == "meta_op" else float if name in _GRAPH_COLUMNS[1:3] else str
+            columns[name] = _column(_get(data, name, "graph", list), kind, f"graph, {name}")
+    return DataflowGraph.from_edges(
+        _get(data, "name", "graph", str),
+        _get(data, "num_ops", "graph", int),
+        edges,
+        num_inputs=data.get("num_inputs", 0),
+        **columns,
+    )
+
+
+def _topology(data: dict[str, Any]) -> Topology:
+    _no_other_keys(data, ("name", "devices", "hosts", "links"), "topology")
+    return Topology(
+        name=_get(data, "name", "topology", str),
+        devices=tuple(_records(data, "devices", Device, {})),
+        links=tuple(_records(data, "links", Link, {"bandwidth": float("inf")})),
+        hosts=tuple(data.get("hosts", ())),
+    )
+
+
+def _cost_model(data: dict[str, Any]) -> CostModel:
+    _no_other_keys(data, ("source", *_COST_FIELDS), "cost_model")
+    arrays: dict[str, Any] = {}
+    for name in _COST_FIELDS:
+        values = _get(data, name, "cost_model", list)
+        if name == "op_seconds":
+            rows = [
+                _column(r, float, f"cost_model, op_seconds, op {i}") for i, r in enumerate(values)
+            ]
+            widths = {len(row) for row in rows}
+            if len(widths) > 1:
+                odd = next(i for i, row in enumerate(rows) if len(row) != len(rows[0]))
+                raise FileFormatError(
+                    f"cost_model, op_seconds, op {odd}: {len(rows[odd])} devices, op 0 has "
+                    f"{len(rows[0])}"
+                )
+            arrays[name] = rows
+        else:
+            arrays[name] = _column(values, float, f"cost_model, {name}")
+    return CostModel(source=_get(data, "source", "cost_model", str), **arrays)
+
+
+def _records(
+    data: dict[str, Any], key: str, build: Callable[..., Any], defaults: dict[str, Any]
+) -> Iterator[Any]:
+    for index, record in enumerate(_get(data, key, "topology", list)):
+        if not isinstance(record, dict):
+            raise FileFormatError(f"topology, {key}[{index}]: an object expected")
+        try:
+            yield build(**{**defaults, **record})
+        except TypeError as error:
+            raise FileFormatError(f"topology, {key}[{index}]: {error}") from error
+
+
+def _column(values: object, kind: type, where: str) -> list[Any]:
+    if not isinstance(values, list):
+        raise FileFormatError(f"{where}: a list expected")
+    allowed = (int, float) if kind is float else (kind,)
+    for index, value in enumerate(values):
+        if not isinstance(value, allowed) or isinstance(value, bool):
+            raise FileFormatError(
+                f"{where}, entry {index}: {value!r} is not of type {kind.__name__}"
+            )
+    return values
+
+
+def _get(data: dict[str, Any], key: str, where: str, kind: type) -> Any:
+    if key not in data:
+        raise FileFormatError(f"{where}: the field {key!r} is missing")
+    if not isinstance(data[key], kind) or isinstance(data[key], bool):
+        raise FileFormatError(f"{where}, {key}: {data[key]!r:.60} is not of type {kind.__name__}")
+    return data[key]
+
+
+def _mapping(data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value: dict[str, Any] = _get(data, key, where, dict)
+    return value
+
+
+def _no_other_keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    unknown = sorted(set(data) - set(known))
+    if unknown:
+        raise FileFormatError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(known)}")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+@contextmanager
+def _located(path: str) -> Iterator[None]:
+    """Puts the file's name in front of whatever is found wrong inside it."""
+    try:
+        yield
+    except DopplerError as error:
+        raise FileFormatError(f"{path}, {error}") from error
