@@ -2,8 +2,8 @@
 
 By line: number of vertices, inputs included; ids of the input vertices (only their count matters);
 source op of every edge; target op of every edge; then per op its compute amount, the transfer
-amount of its output and its type. The published simulator reads amount / 1e10 as seconds, and a transfer
-takes the producer's transfer seconds on any link. Bytes, FLOPs and meta-ops are unknown.
+amount of its output and its type. The published simulator reads amount / 1e10 as seconds, and a
+transfer takes the producer's transfer seconds on any link. Bytes, FLOPs and meta-ops are unknown.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def problem_from_published_text(text: str, path: str, num_devices: int | None) -
     rows = lines[4:]
     if len(rows) != num_ops:
         raise FileFormatError(
-            f"{path}, line {5 + min(len(rows), max(num_ops, 0))}: {len(rows)} op lines, but lines 1 "
-            f"and 2 announce {vertices[0]} vertices - {len(inputs)} inputs = {num_ops} ops; is "
+            f"{path}, line {5 + min(len(rows), max(num_ops, 0))}: {len(rows)} op lines, but lines "
+            f"1 and 2 announce {vertices[0]} vertices - {len(inputs)} inputs = {num_ops} ops; is "
             "the file truncated?"
         )
     sources = _ints(lines[2], path, 3, "edge sources")

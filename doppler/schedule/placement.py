@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from doppler.errors import FileFormatError
+from doppler.errors import FileFormatError, InvalidPlacementError
 from doppler.files import write_text_atomically
 from doppler.problem import PlacementProblem
 
@@ -75,7 +75,12 @@ class Placement:
                 )
         if "placement" not in document:
             raise FileFormatError(f"{path}: the field 'placement' is missing")
-        order = document.get("order")
+        try:
+            devices = problem.check_placement(document["placement"])
+            order = document.get("order")
+            order = None if order is None else problem.check_order(order)
+        except InvalidPlacementError as error:
+            raise InvalidPlacementError(f"{path}: {error}") from error
         structural = (
             "format",
             "version",
@@ -86,7 +91,7 @@ class Placement:
             "order",
         )
         return cls(
-            devices=problem.check_placement(document["placement"]),
-            order=None if order is None else problem.check_order(order),
+            devices=devices,
+            order=order,
             info={key: value for key, value in document.items() if key not in structural},
         )
