@@ -1,0 +1,243 @@
+"""Numba kernels of the construction: B partial schedules that grow op by op.
+
+All loops over episodes are here. They are serial and release the GIL: one step of a batch takes
+microseconds, which no thread pool repays, and without OpenMP the kernels survive the fork of a
+process-based vector environment.
+
+In every function `p` is a `ProblemArrays`, `s` a `StateArrays` and `b` an episode.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from doppler.construction.arrays import CONTENTION_FREE, ProblemArrays, StateArrays
+
+NUM_DEVICE_FEATURES = 5
+INSERTION_SORT_LIMIT = 32
+
+OK = -1
+
+
+@njit(cache=True, nogil=True)
+def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int:
+    """Fills `sorted_preds` by (finish, id), as their transfers queue; returns how many."""
+    first = p.pred_ptr[op]
+    count = p.pred_ptr[op + 1] - first
+    if count > INSERTION_SORT_LIMIT and p.network != CONTENTION_FREE:
+        row = p.pred_ops[first : first + count]
+        s.sorted_preds[:count] = row[np.argsort(s.finish[b][row], kind="mergesort")]
+        return count
+    for i in range(count):
+        pred = p.pred_ops[first + i]
+        j = i
+        if p.network != CONTENTION_FREE:  # there the order does not matter
+            while j > 0 and s.finish[b, s.sorted_preds[j - 1]] > s.finish[b, pred]:
+                s.sorted_preds[j] = s.sorted_preds[j - 1]
+                j -= 1
+        s.sorted_preds[j] = pred
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> float:
+    """Arrival of an output that was already sent to `device`, else -1."""
+    for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
+        if s.arrival_device[b, entry] == device:
+            return s.arrival_time[b, entry]
+        if s.arrival_device[b, entry] < 0:
+            break
+    return -1.0
+
+
+@njit(cache=True, nogil=True)
+def _remember_arrival(
+    p: ProblemArrays, s: StateArrays, b: int, op: int, device: int, time: float
+) -> None:
+    for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
+        if s.arrival_device[b, entry] < 0:
+            s.arrival_device[b, entry] = device
+            s.arrival_time[b, entry] = time
+            return
+
+
+@njit(cache=True, nogil=True)
+def _arrivals(
+    p: ProblemArrays, s: StateArrays, b: int, device: int, count: int, commit: bool
+) -> float:
+    """When the last of the first `count` tensors of `sorted_preds` is on `device`.
+
+    Transfers go hop by hop and take a link or port once it is free. Unless `commit`, the links'
+    free times are put back afterwards.
+    """
+    num_devices = p.op_seconds.shape[1]
+    last = 0.0
+    journal = 0
+    for i in range(count):
+        pred = s.sorted_preds[i]
+        source = s.devices[b, pred]
+        time = s.finish[b, pred]
+        if source == device:
+            last = max(last, time)
+            continue
+        if p.network == CONTENTION_FREE:
+            seconds = (
+                p.route_latency[source, device] + p.volume[pred] * p.route_rate[source, device]
+            )
+            last = max(last, time + seconds)
+            continue
+        known = _known_arrival(p, s, b, pred, device)
+        if known >= 0.0:
+            last = max(last, known)
+            continue
+        route = source * num_devices + device
+        for hop in range(p.route_ptr[route], p.route_ptr[route + 1]):
+            link = p.route_links[hop]
+            for side in range(2):
+                resource = p.link_resources[link, side]
+                if resource >= 0:
+                    time = max(time, s.resource_free[b, resource])
+            time += p.link_latency[link] + p.volume[pred] * p.link_rate[link]
+            for side in range(2):
+                resource = p.link_resources[link, side]
+                if resource >= 0:
+                    s.journal_index[journal] = resource
+                    s.journal_time[journal] = s.resource_free[b, resource]
+                    journal += 1
+                    s.resource_free[b, resource] = time
+        if commit:
+            _remember_arrival(p, s, b, pred, device, time)
+        last = max(last, time)
+    if not commit:
+        for entry in range(journal - 1, -1, -1):
+            s.resource_free[b, s.journal_index[entry]] = s.journal_time[entry]
+    return last
+
+
+@njit(cache=True, nogil=True)
+def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> None:
+    """Commits one op: its transfers, its times, and the candidates that it makes."""
+    count = _sort_predecessors(p, s, b, op)
+    inputs = _arrivals(p, s, b, device, count, True)
+    seconds = p.op_seconds[op, device]
+    slot = 0
+    for k in range(1, s.slot_free.shape[2]):
+        if s.slot_free[b, device, k] < s.slot_free[b, device, slot]:
+            slot = k
+    start = max(inputs, s.slot_free[b, device, slot])
+    s.slot_free[b, device, slot] = start + seconds
+    free = s.slot_free[b, device, 0]
+    for k in range(1, s.slot_free.shape[2]):
+        free = min(free, s.slot_free[b, device, k])
+    s.device_free[b, device] = free
+    s.compute_placed[b, device] += seconds
+    s.devices[b, op] = device
+    s.start[b, op] = start
+    s.finish[b, op] = start + seconds
+    s.order[b, s.counts[b]] = op
+    s.counts[b] += 1
+    s.candidates[b, op] = False
+    for edge in range(p.succ_ptr[op], p.succ_ptr[op + 1]):
+        consumer = p.succ_ops[edge]
+        s.missing[b, consumer] -= 1
+        if s.missing[b, consumer] == 0:
+            s.candidates[b, consumer] = True
+
+
+@njit(cache=True, nogil=True)
+def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.ndarray) -> None:
+    """Empties the episodes of `mask` (B,)."""
+    num_ops, num_devices = p.op_seconds.shape
+    for b in range(len(mask)):
+        if not mask[b]:
+            continue
+        s.devices[b] = -1
+        s.start[b] = 0.0
+        s.finish[b] = 0.0
+        s.order[b] = -1
+        s.counts[b] = 0
+        s.device_free[b] = 0.0
+        s.compute_placed[b] = 0.0
+        s.resource_free[b] = 0.0
+        s.arrival_device[b] = -1
+        for op in range(num_ops):
+            s.missing[b, op] = p.pred_ptr[op + 1] - p.pred_ptr[op]
+            s.candidates[b, op] = s.missing[b, op] == 0
+        for device in range(num_devices):
+            for k in range(s.slot_free.shape[2]):
+                s.slot_free[b, device, k] = 0.0 if k < compute_slots[device] else np.inf
+
+
+@njit(cache=True, nogil=True)
+def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
+    """First episode whose (op, device) may not be placed now, or -1. Op -1 leaves an episode be."""
+    num_ops, num_devices = p.op_seconds.shape
+    for b in range(len(ops)):
+        if ops[b] == -1:
+            continue
+        if ops[b] < 0 or ops[b] >= num_ops or not s.candidates[b, ops[b]]:
+            return b
+        if devices[b] < 0 or devices[b] >= num_devices:
+            return b
+    return OK
+
+
+@njit(cache=True, nogil=True)
+def step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> None:
+    """Places op `ops[b]` on `devices[b]` in every episode with an op other than -1."""
+    for b in range(len(ops)):
+        if ops[b] >= 0:
+            _place(p, s, b, ops[b], devices[b])
+
+
+@njit(cache=True, nogil=True)
+def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
+    """Fills `out` (B, D) with the start of each episode's op on each device, 0 for op -1."""
+    for b in range(len(ops)):
+        if ops[b] < 0:
+            out[b] = 0.0
+            continue
+        count = _sort_predecessors(p, s, b, ops[b])
+        for device in range(out.shape[1]):
+            inputs = _arrivals(p, s, b, device, count, False)
+            out[b, device] = max(inputs, s.device_free[b, device])
+
+
+@njit(cache=True, nogil=True)
+def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
+    """Fills `out` (B, D, 5); see `Construction.device_features`."""
+    for b in range(len(ops)):
+        out[b] = 0.0
+        if ops[b] < 0:
+            continue
+        out[b, :, 2] = np.inf
+        count = _sort_predecessors(p, s, b, ops[b])
+        for i in range(count):
+            pred = s.sorted_preds[i]
+            device = s.devices[b, pred]
+            out[b, device, 2] = min(out[b, device, 2], s.start[b, pred])
+            out[b, device, 1] += p.op_seconds[pred, device]
+            out[b, device, 3] = max(out[b, device, 3], s.finish[b, pred])
+        for device in range(out.shape[1]):
+            inputs = _arrivals(p, s, b, device, count, False)
+            out[b, device, 0] = s.compute_placed[b, device]
+            if out[b, device, 2] == np.inf:
+                out[b, device, 2] = 0.0
+            out[b, device, 4] = max(inputs, s.device_free[b, device])
+
+
+@njit(cache=True, nogil=True)
+def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
+    """Fills `out` (B, N) with each candidate's start on its best device, infinite elsewhere."""
+    num_devices = p.op_seconds.shape[1]
+    for b in range(out.shape[0]):
+        for op in range(out.shape[1]):
+            best = np.inf
+            if s.candidates[b, op]:
+                count = _sort_predecessors(p, s, b, op)
+                for device in range(num_devices):
+                    if s.device_free[b, device] < best:
+                        inputs = _arrivals(p, s, b, device, count, False)
+                        best = min(best, max(inputs, s.device_free[b, device]))
+            out[b, op] = best

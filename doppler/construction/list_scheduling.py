@@ -1,0 +1,112 @@
+"""Whole episodes of list scheduling in one kernel, so that 10 000 ops take milliseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from doppler.construction.arrays import ProblemArrays, StateArrays
+from doppler.construction.kernel import _arrivals, _place, _sort_predecessors
+
+SAME = 1e-12
+"""Start times within this relative distance are a tie: sums of equal terms differ by rounding."""
+
+
+@njit(cache=True, nogil=True)
+def _tie_key(seed: np.uint64, op: int, device: int) -> np.uint64:
+    """A random number that depends on its arguments only (splitmix64), 0 for seed 0."""
+    if seed == np.uint64(0):
+        return np.uint64(0)
+    x = seed + np.uint64(op) * np.uint64(0x9E3779B97F4A7C15)
+    x += np.uint64(device + 1) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _before(priorities: np.ndarray, keys: np.ndarray, a: int, b: int) -> bool:
+    """Whether op a goes before op b: higher priority, then lower key, then lower id."""
+    if priorities[a] != priorities[b]:
+        return priorities[a] > priorities[b]
+    if keys[a] != keys[b]:
+        return keys[a] < keys[b]
+    return a < b
+
+
+@njit(cache=True, nogil=True)
+def _push(heap: np.ndarray, size: int, op: int, priorities: np.ndarray, keys: np.ndarray) -> int:
+    i = size
+    while i > 0 and _before(priorities, keys, op, heap[(i - 1) // 2]):
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = op
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def _pop(heap: np.ndarray, size: int, priorities: np.ndarray, keys: np.ndarray) -> int:
+    """Moves the first op to `heap[size - 1]` and returns it; the heap is one shorter."""
+    top = heap[0]
+    size -= 1
+    op = heap[size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(priorities, keys, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(priorities, keys, heap[child], op):
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = op
+    return top
+
+
+@njit(cache=True, nogil=True)
+def _earliest_device(p: ProblemArrays, s: StateArrays, b: int, op: int, seed: np.uint64) -> int:
+    """The device on which `op` starts first; ties by key, then by id."""
+    count = _sort_predecessors(p, s, b, op)
+    best, best_start, best_key = -1, np.inf, np.uint64(0)
+    for device in range(p.op_seconds.shape[1]):
+        if s.device_free[b, device] > best_start * (1.0 + SAME):
+            continue
+        start = max(_arrivals(p, s, b, device, count, False), s.device_free[b, device])
+        key = _tie_key(seed, op, device)
+        if start < best_start * (1.0 - SAME) or best < 0:
+            best, best_start, best_key = device, start, key
+        elif start <= best_start * (1.0 + SAME) and key < best_key:
+            best, best_start, best_key = device, min(start, best_start), key
+    return best
+
+
+@njit(cache=True, nogil=True)
+def list_schedule(
+    p: ProblemArrays, s: StateArrays, priorities: np.ndarray, seeds: np.ndarray
+) -> None:
+    """Completes every episode: the candidate of highest priority goes where it starts earliest.
+
+    Args:
+        p, s: the problem and the state.
+        priorities: # (N,)
+        seeds: one per episode; 0 breaks ties by id, any other at random. # (B,) uint64
+    """
+    num_ops = len(priorities)
+    heap = np.empty(num_ops, np.int64)
+    keys = np.empty(num_ops, np.uint64)
+    for b in range(len(seeds)):
+        size = 0
+        for op in range(num_ops):
+            keys[op] = _tie_key(seeds[b], op, -1)
+            if s.candidates[b, op]:
+                size = _push(heap, size, op, priorities, keys)
+        while size > 0:
+            op = _pop(heap, size, priorities, keys)
+            size -= 1
+            _place(p, s, b, op, _earliest_device(p, s, b, op, seeds[b]))
+            for edge in range(p.succ_ptr[op], p.succ_ptr[op + 1]):
+                consumer = p.succ_ops[edge]
+                if s.candidates[b, consumer]:
+                    size = _push(heap, size, consumer, priorities, keys)
