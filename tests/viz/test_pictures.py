@@ -1,0 +1,206 @@
+"""Gantt charts and learning curves: what they say, and that they can be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from doppler import CostModel, DataflowGraph, PlacementProblem, Schedule
+from doppler.errors import ConfigurationError, FileFormatError
+from doppler.hardware import Device, Link, Topology, fully_connected
+from doppler.viz import gantt, learning_curve, plot_gantt, plot_learning_curve, read_metrics
+from doppler.viz.figure import format_seconds, new_figure, save_figure
+
+
+def chain_schedule(num_devices: int = 2, slots: int = 1, origin: str = "simulated") -> Schedule:
+    """0 -> 1 -> 2, op 1 on the other device: two transfers, makespan 7 s.
+
+    device 0: [0: 0-1]                [2: 5-7]
+    device 1:          [1: 2-4]
+    links:       0-1 [1-2]     1-0 [4-5]
+    """
+    graph = DataflowGraph.from_edges(
+        "chain", 3, [(0, 1), (1, 2)], kinds=["mm", "add", "mm"], output_bytes=[8, 8, 8]
+    )
+    links = tuple(Link(s, d, 8.0) for s in range(num_devices) for d in range(num_devices) if s != d)
+    devices = tuple(Device(f"d{i}", compute_slots=slots) for i in range(num_devices))
+    topology = Topology("pair", devices, links)
+    costs = CostModel(
+        op_seconds=np.repeat([[1.0], [2.0], [2.0]], num_devices, axis=1),
+        transfer_volume=[8, 8, 8],
+        link_latency=np.zeros(len(links)),
+        link_seconds_per_unit=np.full(len(links), 1 / 8),
+        source="by hand",
+    )
+    back = next(i for i, link in enumerate(links) if (link.source, link.target) == (1, 0))
+    return Schedule(
+        problem=PlacementProblem(graph, topology, costs),
+        devices=np.array([0, 1, 0]),
+        start=np.array([0.0, 2.0, 5.0]),
+        finish=np.array([1.0, 4.0, 7.0]),
+        transfer_ops=np.array([0, 1]),
+        transfer_targets=np.array([1, 0]),
+        transfer_links=np.array([0, back]),
+        transfer_start=np.array([1.0, 4.0]),
+        transfer_finish=np.array([2.0, 5.0]),
+        network="serial_links",
+        choose="fifo",
+        origin=origin,
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Keeps the figures that are saved, so that their content can be looked at."""
+    figures: list = []
+
+    def keep(figure: object, path: Path) -> Path:
+        figures.append(figure)
+        return save_figure(figure, path)
+
+    monkeypatch.setattr(gantt, "save_figure", keep)
+    monkeypatch.setattr(learning_curve, "save_figure", keep)
+    return figures
+
+
+def test_panels_share_the_time_axis_and_name_origin_and_makespan(
+    tmp_path: Path, drawn: list
+) -> None:
+    pair = [("A", chain_schedule()), ("B", chain_schedule(origin="measured"))]
+    path = plot_gantt(pair, tmp_path / "gantt.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    left, right = drawn[0].axes
+    assert left.get_title() == "A\nsimulated: makespan 7 s, utilisation 36%"
+    assert right.get_title() == "B\nmeasured: makespan 7 s, utilisation 36%"
+    assert left.get_xlim() == right.get_xlim() == (0, 7)
+    rows = [label.get_text() for label in left.get_yticklabels()]
+    assert rows == ["d0", "d1", "d0 → d1", "d1 → d0"]
+    assert {text.get_text() for text in left.texts} == {"0", "1", "2", "43%", "29%"}
+
+
+def test_bars_lie_on_the_row_of_their_device_and_link(tmp_path: Path, drawn: list) -> None:
+    plot_gantt([("A", chain_schedule())], tmp_path / "gantt.png")
+    ops, transfers = drawn[0].axes[0].collections
+    boxes = [path.get_extents() for path in ops.get_paths()]
+    assert [(b.x0, b.x1) for b in boxes] == [(0, 1), (2, 4), (5, 7)]
+    assert boxes[0].y0 == boxes[2].y0 < boxes[1].y0
+    hops = [path.get_extents() for path in transfers.get_paths()]
+    assert [(b.x0, b.x1) for b in hops] == [(1, 2), (4, 5)]
+    assert hops[0].y0 > boxes[1].y1
+    assert hops[1].y0 > hops[0].y1
+
+
+def test_colours_follow_meta_ops_where_known_else_kinds(tmp_path: Path, drawn: list) -> None:
+    schedule = chain_schedule()
+    plot_gantt([("A", schedule)], tmp_path / "kinds.png")
+    first, second, third = drawn[0].axes[0].collections[0].get_facecolors()
+    assert (first == third).all()
+    assert (first != second).any()
+    graph = DataflowGraph.from_edges("chain", 3, [(0, 1), (1, 2)], meta_op=[0, 0, 1])
+    problem = PlacementProblem(graph, schedule.problem.topology, schedule.problem.cost_model)
+    plot_gantt([("A", Schedule(**{**vars(schedule), "problem": problem}))], tmp_path / "meta.png")
+    first, second, third = drawn[1].axes[0].collections[0].get_facecolors()
+    assert (first == second).all()
+    assert (first != third).any()
+
+
+def test_ops_that_run_at_once_on_one_device_get_a_lane_each(tmp_path: Path, drawn: list) -> None:
+    schedule = chain_schedule(slots=2)
+    together = Schedule(
+        **{**vars(schedule), "devices": np.array([0, 1, 0]), "start": np.array([0.0, 2.0, 0.5])}
+    )
+    plot_gantt([("A", together)], tmp_path / "lanes.png")
+    boxes = [path.get_extents() for path in drawn[0].axes[0].collections[0].get_paths()]
+    assert boxes[0].y1 <= boxes[2].y0
+
+
+def test_a_schedule_without_transfers_has_device_rows_only(tmp_path: Path, drawn: list) -> None:
+    graph = DataflowGraph.from_edges("one", 1, [])
+    topology = fully_connected(1, name="solo")
+    costs = CostModel(np.array([[2e-3]]), np.zeros(1), np.zeros(0), np.zeros(0), "by hand")
+    none = np.zeros(0)
+    schedule = Schedule(
+        PlacementProblem(graph, topology, costs), np.zeros(1, int), np.zeros(1), np.array([2e-3]),
+        none.astype(int), none.astype(int), none.astype(int), none, none, "one_port", "fifo",
+    )  # fmt: skip
+    plot_gantt([("A", schedule)], tmp_path / "solo.png")
+    (panel,) = drawn[0].axes
+    assert panel.get_xlim() == (0, 2)
+    assert panel.get_xlabel() == "time [ms]"
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["solo0"]
+
+
+def test_gantt_refuses_nothing_to_draw_other_devices_and_unknown_formats(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="at least one"):
+        plot_gantt([], tmp_path / "a.png")
+    with pytest.raises(ConfigurationError, match="same devices"):
+        plot_gantt([("A", chain_schedule(2)), ("B", chain_schedule(3))], tmp_path / "a.png")
+    with pytest.raises(ConfigurationError, match=r"a\.xyz"):
+        plot_gantt([("A", chain_schedule())], tmp_path / "a.xyz")
+    assert list(tmp_path.iterdir()) == []
+
+
+METRICS = """stage,update,episode,loss,mean_simulated_makespan,best_simulated_makespan
+imitation,1,8,2.0,,
+imitation,2,16,1.0,,
+sim_rl,1,8,0.5,0.004,0.003
+sim_rl,2,16,0.4,0.003,0.002
+"""
+
+
+def test_learning_curve_counts_episodes_on_over_the_stages(tmp_path: Path, drawn: list) -> None:
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text(METRICS)
+    path = plot_learning_curve(metrics, tmp_path / "curve.png", "seed 0")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    upper, lower = drawn[0].axes
+    assert upper.get_ylabel() == "makespan [ms]"
+    curves = {line.get_label(): line for line in upper.get_lines()}
+    assert list(curves["mean simulated makespan"].get_xdata()) == [24, 32]
+    assert np.allclose(curves["mean simulated makespan"].get_ydata(), [4, 3])
+    assert [list(line.get_xdata()) for line in lower.get_lines()] == [[8, 16], [24, 32]]
+    assert {text.get_text() for text in upper.texts} == {"imitation", "sim_rl"}
+
+
+def test_metrics_are_read_back_with_nan_where_a_cell_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(METRICS)
+    stages, values = read_metrics(path)
+    assert stages == ["imitation", "imitation", "sim_rl", "sim_rl"]
+    assert np.isnan(values["best_simulated_makespan"][0])
+    assert values["best_simulated_makespan"][3] == 0.002
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("episode,loss\n1,2\n", r"metrics\.csv, line 1: the column 'stage' is missing"),
+        ("stage,loss\nimitation,2\n", "the column 'episode' is missing"),
+        ("stage,episode,loss\nimitation,1,high\n", r"line 2, loss: 'high' is not a number"),
+        ("stage,episode,loss\n", "no rows"),
+        (None, "cannot be read"),
+    ],
+)
+def test_bad_metrics_files_are_named_with_line_and_column(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = tmp_path / "metrics.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(FileFormatError, match=message):
+        plot_learning_curve(path, tmp_path / "curve.png")
+
+
+def test_seconds_are_shown_in_a_unit_that_suits() -> None:
+    assert format_seconds(84.634) == "84.63 s"
+    assert format_seconds(0.0012043) == "1.204 ms"
+    assert format_seconds(2.5e-7) == "250 ns"
+    assert format_seconds(0.0) == "0 s"
+
+
+def test_pictures_say_what_to_install_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match="plots"):
+        new_figure(1.0, 1.0)
