@@ -1,6 +1,5 @@
 """The partial placement that grows op by op: candidates, earliest starts, device features."""
 
-from doppler.construction.arrays import NETWORKS
 from doppler.construction.construction import Construction
 
-__all__ = ["NETWORKS", "Construction"]
+__all__ = ["Construction"]

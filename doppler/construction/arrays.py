@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from doppler.errors import ConfigurationError
 from doppler.problem import PlacementProblem
-
-NETWORKS = ("contention_free", "serial_links", "one_port")
-"""Network models, in the order of their codes in the kernels."""
-
-CONTENTION_FREE = 0
+from doppler.simulator.networks import link_channels
 
 
 class ProblemArrays(NamedTuple):
     """What does not change during an episode. `N` ops, `D` devices, `L` links."""
 
-    network: int  # index into NETWORKS
+    contended: bool  # whether any link can be busy
     pred_ptr: np.ndarray  # (N + 1,)
     pred_ops: np.ndarray  # (num_edges,)
     succ_ptr: np.ndarray  # (N + 1,)
@@ -31,7 +27,8 @@ class ProblemArrays(NamedTuple):
     route_links: np.ndarray  # (sum of hops,)
     link_latency: np.ndarray  # (L,) [s]
     link_rate: np.ndarray  # (L,) [s/B] or [1]
-    link_resources: np.ndarray  # (L, 2) what a hop occupies, -1 for nothing
+    channel_ptr: np.ndarray  # (L + 1,) rows of channels
+    channels: np.ndarray  # what a hop over each link occupies; see simulator.networks
     arrival_ptr: np.ndarray  # (N + 1,) rows of StateArrays.arrival_*
 
 
@@ -53,30 +50,27 @@ class StateArrays(NamedTuple):
     slot_free: np.ndarray  # (B, D, S) [s] infinite for slots that a device does not have
     device_free: np.ndarray  # (B, D) [s] its first free slot
     compute_placed: np.ndarray  # (B, D) [s]
-    resource_free: np.ndarray  # (B, R) [s]
+    channel_free: np.ndarray  # (B, number of channels) [s]
     arrival_device: np.ndarray  # (B, M) -1 where the entry is unused
     arrival_time: np.ndarray  # (B, M) [s]
     sorted_preds: np.ndarray  # (max in-degree,) scratch
-    journal_index: np.ndarray  # (2 * max hops * max in-degree,) scratch
-    journal_time: np.ndarray  # (2 * max hops * max in-degree,) scratch
+    journal_index: np.ndarray  # (max in-degree * max channels of a route,) scratch
+    journal_time: np.ndarray  # (max in-degree * max channels of a route,) scratch
 
 
 def make_problem_arrays(problem: PlacementProblem, network: str) -> ProblemArrays:
     """Copies a problem into flat arrays.
 
     Raises:
-        ConfigurationError: if `network` is not one of `NETWORKS`.
+        ConfigurationError: if no network model is called `network`.
     """
-    if network not in NETWORKS:
-        raise ConfigurationError(
-            f"network {network!r} is unknown; the network models are {', '.join(NETWORKS)}"
-        )
     graph, topology, costs = problem.graph, problem.topology, problem.cost_model
-    routes = [topology.routes[s][d] for s in range(len(topology.routes)) for d in range(
-        problem.num_devices)]  # fmt: skip
+    routes = [route for row in topology.routes for route in row]
+    channels = link_channels(topology, network)
+    contended = any(channels)
     fan_out = np.minimum(graph.out_degrees, problem.num_devices - 1)
     return ProblemArrays(
-        network=NETWORKS.index(network),
+        contended=contended,
         pred_ptr=_copy(graph.pred_ptr),
         pred_ops=_copy(graph.pred_ops),
         succ_ptr=_copy(graph.succ_ptr),
@@ -85,12 +79,13 @@ def make_problem_arrays(problem: PlacementProblem, network: str) -> ProblemArray
         volume=_copy(costs.transfer_volume, np.float64),
         route_latency=_copy(problem.route_latency, np.float64),
         route_rate=_copy(problem.route_seconds_per_unit, np.float64),
-        route_ptr=_offsets(np.array([len(route) for route in routes], np.int64)),
+        route_ptr=_offsets([len(route) for route in routes]),
         route_links=np.array([link for route in routes for link in route], np.int64),
         link_latency=_copy(costs.link_latency, np.float64),
         link_rate=_copy(costs.link_seconds_per_unit, np.float64),
-        link_resources=_link_resources(problem, network),
-        arrival_ptr=_offsets(fan_out if network != "contention_free" else 0 * fan_out),
+        channel_ptr=_offsets([len(row) for row in channels]),
+        channels=np.array([channel for row in channels for channel in row], np.int64),
+        arrival_ptr=_offsets(fan_out if contended else 0 * fan_out),
     )
 
 
@@ -100,7 +95,7 @@ def make_state_arrays(problem: PlacementProblem, p: ProblemArrays, batch_size: i
     shape = (batch_size, n)
     in_degree = int(problem.graph.in_degrees.max())
     hops = int(np.diff(p.route_ptr).max())
-    resources = int(p.link_resources.max(initial=-1)) + 1
+    per_hop = int(np.diff(p.channel_ptr).max(initial=0))
     entries = int(p.arrival_ptr[-1])
     return StateArrays(
         devices=np.empty(shape, np.int64),
@@ -113,12 +108,12 @@ def make_state_arrays(problem: PlacementProblem, p: ProblemArrays, batch_size: i
         slot_free=np.empty((batch_size, d, int(problem.topology.compute_slots.max()))),
         device_free=np.empty((batch_size, d)),
         compute_placed=np.empty((batch_size, d)),
-        resource_free=np.empty((batch_size, resources)),
+        channel_free=np.empty((batch_size, int(p.channels.max(initial=-1)) + 1)),
         arrival_device=np.empty((batch_size, entries), np.int32),
         arrival_time=np.empty((batch_size, entries)),
         sorted_preds=np.empty(in_degree, np.int64),
-        journal_index=np.empty(2 * hops * in_degree, np.int64),
-        journal_time=np.empty(2 * hops * in_degree),
+        journal_index=np.empty(in_degree * hops * per_hop, np.int64),
+        journal_time=np.empty(in_degree * hops * per_hop),
     )
 
 
@@ -127,21 +122,5 @@ def _copy(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     return np.array(values, dtype=dtype, order="C")
 
 
-def _offsets(lengths: np.ndarray) -> np.ndarray:
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-
-
-def _link_resources(problem: PlacementProblem, network: str) -> np.ndarray:
-    """Under serial links a hop occupies its link; under one port, a sender and a receiver port.
-
-    Only devices have ports: a host relays as many transfers at a time as like.
-    """
-    resources = np.full((problem.topology.num_links, 2), -1, np.int64)
-    if network == "serial_links":
-        resources[:, 0] = np.arange(len(resources))
-    elif network == "one_port":
-        ends = problem.topology.link_ends
-        size = problem.num_devices
-        resources[:, 0] = np.where(ends[:, 0] < size, ends[:, 0], -1)
-        resources[:, 1] = np.where(ends[:, 1] < size, size + ends[:, 1], -1)
-    return resources

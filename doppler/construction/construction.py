@@ -19,7 +19,7 @@ class Construction:
     placed, once per (tensor, device); transfers of one op queue by (finish of the producer, id).
     Under `contention_free` a transfer takes the route's latency plus volume times rate; under
     `serial_links` it goes hop by hop and waits for each directed link; under `one_port`, for the
-    sending and the receiving port of the devices at the hop's ends.
+    sending and the receiving port at the hop's ends.
 
     It is an estimate: an executor chooses among *ready* ops, so its order may differ.
 
@@ -31,7 +31,7 @@ class Construction:
 
     Args:
         problem: what is placed.
-        network: one of `NETWORKS`.
+        network: a model of `doppler.simulator.NETWORKS`.
         batch_size: number of episodes B, at least 1.
 
     Attributes (arrays that the kernels update in place; copy what must outlive a step):

@@ -2,7 +2,8 @@
 
 All loops over episodes are here. They are serial and release the GIL: one step of a batch takes
 microseconds, which no thread pool repays, and without OpenMP the kernels survive the fork of a
-process-based vector environment.
+process-based vector environment. Helpers are inlined by force: a call would count
+references to some thirty arrays, which halves the speed.
 
 In every function `p` is a `ProblemArrays`, `s` a `StateArrays` and `b` an episode.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from doppler.construction.arrays import CONTENTION_FREE, ProblemArrays, StateArrays
+from doppler.construction.arrays import ProblemArrays, StateArrays
 
 NUM_DEVICE_FEATURES = 5
 INSERTION_SORT_LIMIT = 32
@@ -20,19 +21,19 @@ INSERTION_SORT_LIMIT = 32
 OK = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int:
     """Fills `sorted_preds` by (finish, id), as their transfers queue; returns how many."""
     first = p.pred_ptr[op]
     count = p.pred_ptr[op + 1] - first
-    if count > INSERTION_SORT_LIMIT and p.network != CONTENTION_FREE:
+    if count > INSERTION_SORT_LIMIT and p.contended:
         row = p.pred_ops[first : first + count]
         s.sorted_preds[:count] = row[np.argsort(s.finish[b][row], kind="mergesort")]
         return count
     for i in range(count):
         pred = p.pred_ops[first + i]
         j = i
-        if p.network != CONTENTION_FREE:  # there the order does not matter
+        if p.contended:  # there the order does not matter
             while j > 0 and s.finish[b, s.sorted_preds[j - 1]] > s.finish[b, pred]:
                 s.sorted_preds[j] = s.sorted_preds[j - 1]
                 j -= 1
@@ -40,7 +41,7 @@ def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> float:
     """Arrival of an output that was already sent to `device`, else -1."""
     for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
@@ -51,7 +52,7 @@ def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: in
     return -1.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _remember_arrival(
     p: ProblemArrays, s: StateArrays, b: int, op: int, device: int, time: float
 ) -> None:
@@ -62,13 +63,13 @@ def _remember_arrival(
             return
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _arrivals(
     p: ProblemArrays, s: StateArrays, b: int, device: int, count: int, commit: bool
 ) -> float:
     """When the last of the first `count` tensors of `sorted_preds` is on `device`.
 
-    Transfers go hop by hop and take a link or port once it is free. Unless `commit`, the links'
+    Transfers go hop by hop and wait for the channels of each link. Unless `commit`, the channels'
     free times are put back afterwards.
     """
     num_devices = p.op_seconds.shape[1]
@@ -81,7 +82,7 @@ def _arrivals(
         if source == device:
             last = max(last, time)
             continue
-        if p.network == CONTENTION_FREE:
+        if not p.contended:
             seconds = (
                 p.route_latency[source, device] + p.volume[pred] * p.route_rate[source, device]
             )
@@ -94,28 +95,26 @@ def _arrivals(
         route = source * num_devices + device
         for hop in range(p.route_ptr[route], p.route_ptr[route + 1]):
             link = p.route_links[hop]
-            for side in range(2):
-                resource = p.link_resources[link, side]
-                if resource >= 0:
-                    time = max(time, s.resource_free[b, resource])
+            first, end = p.channel_ptr[link], p.channel_ptr[link + 1]
+            for k in range(first, end):
+                time = max(time, s.channel_free[b, p.channels[k]])
             time += p.link_latency[link] + p.volume[pred] * p.link_rate[link]
-            for side in range(2):
-                resource = p.link_resources[link, side]
-                if resource >= 0:
-                    s.journal_index[journal] = resource
-                    s.journal_time[journal] = s.resource_free[b, resource]
-                    journal += 1
-                    s.resource_free[b, resource] = time
+            for k in range(first, end):
+                channel = p.channels[k]
+                s.journal_index[journal] = channel
+                s.journal_time[journal] = s.channel_free[b, channel]
+                journal += 1
+                s.channel_free[b, channel] = time
         if commit:
             _remember_arrival(p, s, b, pred, device, time)
         last = max(last, time)
     if not commit:
         for entry in range(journal - 1, -1, -1):
-            s.resource_free[b, s.journal_index[entry]] = s.journal_time[entry]
+            s.channel_free[b, s.journal_index[entry]] = s.journal_time[entry]
     return last
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> None:
     """Commits one op: its transfers, its times, and the candidates that it makes."""
     count = _sort_predecessors(p, s, b, op)
@@ -159,7 +158,7 @@ def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.
         s.counts[b] = 0
         s.device_free[b] = 0.0
         s.compute_placed[b] = 0.0
-        s.resource_free[b] = 0.0
+        s.channel_free[b] = 0.0
         s.arrival_device[b] = -1
         for op in range(num_ops):
             s.missing[b, op] = p.pred_ptr[op + 1] - p.pred_ptr[op]
