@@ -1,0 +1,14 @@
+"""Work-conserving event simulation: one compiled kernel, one slow readable oracle."""
+
+from doppler.simulator.networks import NETWORKS
+from doppler.simulator.noise import LognormalNoise, NoiseFactors, NoiseModel
+from doppler.simulator.simulator import CHOOSE_RULES, Simulator
+
+__all__ = [
+    "CHOOSE_RULES",
+    "NETWORKS",
+    "LognormalNoise",
+    "NoiseFactors",
+    "NoiseModel",
+    "Simulator",
+]

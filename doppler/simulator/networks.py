@@ -1,0 +1,53 @@
+"""Network models: which channels a link occupies while it carries a transfer.
+
+A channel carries one transfer at a time; a hop starts only when every channel of its link is free.
+That one table is all the kernel knows about a network, so that another model (a shared bus, say)
+is another function here and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from doppler.errors import ConfigurationError
+from doppler.hardware import Topology
+
+Channels = list[tuple[int, ...]]
+"""For each link the ids of the channels that it occupies."""
+
+
+def _contention_free(topology: Topology) -> Channels:
+    """As many transfers at once as like; the published simulator's world."""
+    return [() for _ in topology.links]
+
+
+def _serial_links(topology: Topology) -> Channels:
+    """A directed link carries one transfer at a time."""
+    return [(link,) for link in range(topology.num_links)]
+
+
+def _one_port(topology: Topology) -> Channels:
+    """An endpoint sends one and receives one transfer at a time."""
+    receive = topology.num_endpoints
+    return [(link.source, receive + link.target) for link in topology.links]
+
+
+_MODELS: dict[str, Callable[[Topology], Channels]] = {
+    "contention_free": _contention_free,
+    "serial_links": _serial_links,
+    "one_port": _one_port,
+}
+
+NETWORKS = tuple(_MODELS)
+"""Names of the network models."""
+
+
+def link_channels(topology: Topology, network: str) -> Channels:
+    """Channels of every link under a network model.
+
+    Raises:
+        ConfigurationError: if no network model has that name.
+    """
+    if network not in _MODELS:
+        raise ConfigurationError(f"network {network!r} is unknown; known: {', '.join(NETWORKS)}")
+    return _MODELS[network](topology)

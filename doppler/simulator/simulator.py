@@ -1,0 +1,353 @@
+"""The simulator: seconds and schedules of placements, by the compiled kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
+from doppler.graph import b_levels
+from doppler.problem import PlacementProblem
+from doppler.schedule import Placement, Schedule
+from doppler.simulator import kernel
+from doppler.simulator.noise import NO_NOISE, NoiseFactors, NoiseModel
+from doppler.simulator.tables import (
+    Scratch,
+    Tables,
+    TransferScratch,
+    make_scratch,
+    make_tables,
+    make_transfer_scratch,
+)
+from doppler.simulator.threads import map_chunks
+
+CHOOSE_RULES = ("fifo", "b_level", "random", "given")
+"""Names of the choose-task rules."""
+
+_NO_ORDER = np.empty(0, np.int64)
+_NAMED_TENSORS = 3
+
+
+class Simulator:
+    """Runs placements of one problem under the executor semantics.
+
+    A call allocates its own working space, so that one simulator serves several threads at once;
+    it can be pickled. Results are pure functions of the arguments.
+
+    Args:
+        problem: what is placed.
+        network: one of `NETWORKS`.
+        choose: one of `CHOOSE_RULES`: who goes first among eligible tasks.
+        noise: factors on durations, drawn from the `noise_seed` of a call; None for none.
+        seed: of the priorities under `random`.
+        num_threads: most threads that `makespans` uses; all available cores where None.
+
+    Raises:
+        ConfigurationError: an unknown network or rule, or a wrong noise or thread count.
+    """
+
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        network: str = "serial_links",
+        choose: str = "fifo",
+        noise: NoiseModel | None = None,
+        seed: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        self._tables: Tables = make_tables(problem, network)
+        self.problem = problem
+        self.network = network
+        self.choose = choose
+        self.noise = noise
+        self.num_threads = num_threads
+        self._rank = choose_ranks(problem, choose, seed)
+        if noise is not None and not isinstance(noise, NoiseModel):
+            raise ConfigurationError(f"noise is {noise!r}, not a NoiseModel or None")
+        if num_threads is not None and num_threads < 1:
+            raise ConfigurationError(f"num_threads is {num_threads}, at least 1 is needed")
+        self._factors = (0, NO_NOISE)
+        self._shape = (problem.num_ops,)
+        bytes_known = len(self._tables.output_bytes) > 0
+        # Nowhere can more be resident than all outputs at once, so that ample capacities need no
+        # bookkeeping at all.
+        self._memory = bytes_known and bool(
+            (self._tables.capacity < self._tables.output_bytes.sum()).any()
+        )
+        self._free = network == "contention_free" and not self._memory
+
+    def makespan(self, devices: Any, order: Any = None, noise_seed: int = 0) -> float:
+        """Simulates one placement.
+
+        Args:
+            devices: a device per op, or a `Placement` (whose order then counts). # (num_ops,)
+            order: op ids, most urgent first; used and needed under `given`. # (num_ops,)
+            noise_seed: of the noise model's draw.
+
+        Returns:
+            The simulated makespan, infinity where a device would run out of memory. [s]
+
+        Raises:
+            InvalidPlacementError: a placement or order that does not fit the problem.
+        """
+        devices, order = self._inputs(devices, order)
+        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
+        makespan = kernel.simulate_one(
+            self._tables, devices, order, self._rank, factors.ops, factors.transfers,
+            self._free, self._memory,
+        )  # fmt: skip
+        if makespan < 0:
+            self._refuse(makespan, devices, order)
+        return makespan
+
+    def makespans(self, placements: Any, orders: Any = None, noise_seed: int = 0) -> np.ndarray:
+        """Simulates many placements, in parallel over cores; equal to calls of `makespan`.
+
+        Args:
+            placements: a device per op, or a sequence of `Placement`. # (batch, num_ops)
+            orders: used and needed under `given`. # (batch, num_ops)
+            noise_seed: of the noise model's draw, the same for all rows.
+
+        Returns:
+            Simulated makespans, infinity where a device would run out of memory. # (batch,) [s]
+
+        Raises:
+            InvalidPlacementError: naming the row and the op.
+        """
+        placements, orders = self._batch_inputs(placements, orders)
+        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
+        out = np.empty(len(placements))
+
+        def simulate(first: int, last: int) -> None:
+            kernel.simulate_batch(
+                self._tables, placements[first:last], orders[first:last], self._rank,
+                factors.ops, factors.transfers, self._free, out[first:last],
+            )  # fmt: skip
+
+        work = self.problem.num_ops + self.problem.graph.num_edges
+        map_chunks(simulate, len(placements), work, self.num_threads)
+        for row in np.flatnonzero(out < 0):
+            self._refuse(out[row], placements[row], orders[row], f"row {row}")
+        return out
+
+    def run(self, devices: Any, order: Any = None, noise_seed: int = 0) -> Schedule:
+        """Simulates one placement and returns who ran where and when.
+
+        Args: as in `makespan`.
+
+        Raises:
+            InvalidPlacementError: a placement or order that does not fit the problem.
+            CapacityError: naming device, time and the largest resident tensors.
+        """
+        devices, order = self._inputs(devices, order)
+        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
+        memory = len(self._tables.output_bytes) > 0
+        w = make_scratch(self._tables, self.choose == "fifo", False)
+        status = kernel.prepare(self._tables, devices, order, self._rank, w)
+        if status < 0:
+            self._refuse(status, devices, order)
+        x = make_transfer_scratch(self._tables, memory)
+        makespan = kernel.simulate_queued(
+            self._tables, devices, factors.ops, factors.transfers, memory, w, x
+        )
+        if makespan == np.inf:
+            raise self._capacity_error(devices, w, x)
+        return self._schedule(devices, order, w, x, memory)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_factors": (0, NO_NOISE)}
+
+    def _inputs(self, devices: Any, order: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Converts the arguments of a call; the kernel checks the ranges of what is well-formed."""
+        if isinstance(devices, Placement):
+            order = devices.order if order is None else order
+            devices = devices.devices
+        if not self._well_formed(devices):
+            devices = self.problem.check_placement(devices)
+        if self.choose != "given":
+            return devices, _NO_ORDER
+        if order is None:
+            raise InvalidPlacementError(
+                f"problem {self.problem.name!r}: choose=given needs an order of the ops"
+            )
+        return devices, order if self._well_formed(order) else self.problem.check_order(order)
+
+    def _well_formed(self, values: Any) -> bool:
+        return (
+            type(values) is np.ndarray
+            and values.dtype == np.int64
+            and values.shape == self._shape
+            and values.flags.c_contiguous
+            and values.flags.writeable
+        )
+
+    def _batch_inputs(self, placements: Any, orders: Any) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(placements, (list, tuple)) and placements and isinstance(
+            placements[0], Placement
+        ):  # fmt: skip
+            if orders is None and self.choose == "given":
+                if any(placement.order is None for placement in placements):
+                    raise InvalidPlacementError(
+                        f"problem {self.problem.name!r}: choose=given needs an order of the ops in "
+                        "every placement"
+                    )
+                orders = [placement.order for placement in placements]
+            placements = [placement.devices for placement in placements]
+        devices = self._batch_ints(placements, "placements")
+        if self.choose != "given":
+            return devices, np.empty((len(devices), 0), np.int64)
+        if orders is None:
+            raise InvalidPlacementError(
+                f"problem {self.problem.name!r}: choose=given needs an order for every placement"
+            )
+        checked = self._batch_ints(orders, "orders")
+        if len(checked) != len(devices):
+            raise InvalidPlacementError(
+                f"problem {self.problem.name!r}: {len(checked)} orders for {len(devices)} "
+                "placements"
+            )
+        return devices, checked
+
+    def _batch_ints(self, values: Any, label: str) -> np.ndarray:
+        where = f"problem {self.problem.name!r}, {label}"
+        try:
+            raw = np.asarray(values)
+            array = np.require(raw, np.int64, ["C", "W"])
+        except (TypeError, ValueError) as error:
+            raise InvalidPlacementError(f"{where}: not rows of whole numbers: {error}") from error
+        if raw.size == 0 and raw.ndim < 2:
+            return np.empty((0, *self._shape), np.int64)
+        if raw.ndim != 2 or raw.shape[1:] != self._shape:
+            raise InvalidPlacementError(
+                f"{where}: shape {raw.shape}, expected (batch, {self.problem.num_ops})"
+            )
+        if raw.dtype == bool:
+            raise InvalidPlacementError(f"{where}: not rows of whole numbers")
+        if raw.dtype.kind not in "iu":
+            wrong = np.argwhere(raw != array)
+            if len(wrong):
+                row, op = wrong[0]
+                raise InvalidPlacementError(
+                    f"{where}, row {row}, entry {op}: {raw[row, op]} is not a whole number"
+                )
+        return array
+
+    def _refuse(
+        self, status: float, devices: np.ndarray, order: np.ndarray, where: str = ""
+    ) -> None:
+        """Raises the error that a checked call would have raised, with the row in front."""
+        try:
+            if status == kernel.BAD_PLACEMENT:
+                self.problem.check_placement(devices)
+            self.problem.check_order(order)
+        except InvalidPlacementError as error:
+            if not where:
+                raise
+            raise InvalidPlacementError(f"{where}: {error}") from None
+
+    def _draw(self, noise_seed: int) -> NoiseFactors:
+        """Factors of a seed; the latest are kept because searches ask for the same ones."""
+        seed, factors = self._factors
+        if factors is NO_NOISE or seed != noise_seed:
+            factors = draw_factors(self.noise, self.problem, noise_seed)
+            self._factors = (noise_seed, factors)
+        return factors
+
+    def _capacity_error(self, devices: np.ndarray, w: Scratch, x: TransferScratch) -> CapacityError:
+        device, time = int(x.counts[3]), float(x.clock[0])
+        at_home = np.flatnonzero(x.home_live & (devices == device))
+        count = x.counts[0]
+        copies = x.op[:count][x.copy_live[:count] & (x.target[:count] == device)]
+        tensors = np.concatenate([at_home, copies])
+        return capacity_error(self.problem, device, time, tensors)
+
+    def _schedule(
+        self,
+        devices: np.ndarray,
+        order: np.ndarray,
+        w: Scratch,
+        x: TransferScratch,
+        memory: bool,
+    ) -> Schedule:
+        count = int(x.counts[0])
+        hops = int(x.hop_base[count])
+        lengths = np.diff(x.hop_base[: count + 1])
+        return Schedule(
+            problem=self.problem,
+            devices=devices.copy(),
+            start=w.start,
+            finish=w.finish,
+            transfer_ops=np.repeat(x.op[:count], lengths).astype(np.int64),
+            transfer_targets=np.repeat(x.target[:count], lengths).astype(np.int64),
+            transfer_links=x.hop_link[:hops].astype(np.int64),
+            transfer_start=x.hop_start[:hops].copy(),
+            transfer_finish=x.hop_finish[:hops].copy(),
+            network=self.network,
+            choose=self.choose,
+            order=order.copy() if len(order) else None,
+            origin="simulated",
+            peak_bytes=x.peak if memory else None,
+        )
+
+
+def choose_ranks(problem: PlacementProblem, choose: str, seed: int) -> np.ndarray:
+    """Priority of each op, lowest first, where it does not depend on the run. # (num_ops,) or (0,)
+
+    Raises:
+        ConfigurationError: if no choose-task rule has that name.
+    """
+    if choose not in CHOOSE_RULES:
+        raise ConfigurationError(f"choose {choose!r} is unknown; known: {', '.join(CHOOSE_RULES)}")
+    if choose == "b_level":
+        return -b_levels(problem.graph, problem.mean_op_seconds, problem.mean_transfer_seconds)
+    if choose == "random":
+        return np.random.default_rng(seed).random(problem.num_ops)
+    return np.empty(0)
+
+
+def draw_factors(
+    noise: NoiseModel | None, problem: PlacementProblem, noise_seed: int
+) -> NoiseFactors:
+    """The noise of one run, or `NO_NOISE`.
+
+    Raises:
+        ConfigurationError: if the model returns factors of a wrong shape, or not finite and >= 0.
+    """
+    if noise is None:
+        return NO_NOISE
+    drawn = noise.draw(problem, np.random.default_rng(noise_seed))
+    factors = NoiseFactors(*(np.require(part, np.float64, ["C", "W"]) for part in drawn))
+    shapes = ((problem.num_ops,), (problem.num_ops, problem.num_devices))
+    for label, part, shape in zip(NoiseFactors._fields, factors, shapes, strict=True):
+        if part.shape != shape or not (np.isfinite(part) & (part >= 0)).all():
+            raise ConfigurationError(
+                f"noise {noise!r}, {label}: factors must be finite and >= 0, of shape {shape}, "
+                f"not {part.shape}"
+            )
+    return factors
+
+
+def capacity_error(
+    problem: PlacementProblem, device: int, time: float, tensors: np.ndarray
+) -> CapacityError:
+    """Words the error of a device that is over capacity.
+
+    Args:
+        problem: what was run.
+        device: where memory ran out.
+        time: when. [s]
+        tensors: ops whose outputs are resident there.
+    """
+    graph = problem.graph
+    sizes = graph.require("output_bytes")[tensors]
+    largest = np.lexsort((tensors, -sizes))[:_NAMED_TENSORS]
+    named = ", ".join(
+        f"op {tensors[i]} ({graph.op_name(tensors[i])}) {sizes[i]:.4g} B" for i in largest
+    )
+    target = problem.topology.devices[device]
+    return CapacityError(
+        f"problem {problem.name!r}: device {device} ({target.name}) holds {sizes.sum():.6g} B at "
+        f"{time:.6g} s, over its capacity of {target.memory_bytes:.6g} B; largest resident "
+        f"outputs: {named}; move some of their ops to other devices"
+    )
