@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from doppler.errors import ConfigurationError
 from doppler.workloads.chainmm import chainmm
 from doppler.workloads.ffnn import ffnn
+from doppler.workloads.llama import llama_block, llama_layer
 from doppler.workloads.program import TensorProgram
 from doppler.workloads.sharding import PartitionPlan
 from doppler.workloads.workload import Workload, build_workload
@@ -31,6 +32,9 @@ class Recipe:
     sizes: Mapping[str, Mapping[str, int]]
 
 
+_LLAMA_HOST = {"batch": 2, "sequence": 512, "hidden": 768, "feed_forward": 2048, "heads": 12}
+_LLAMA_PAPER = {"batch": 8, "sequence": 4096, "hidden": 4096, "feed_forward": 11008, "heads": 32}
+
 WORKLOADS: dict[str, Recipe] = {
     "chainmm": Recipe(chainmm, 16, {"host": {"block": 576}, "paper": {"block": 10_000}}),
     "ffnn": Recipe(
@@ -40,6 +44,15 @@ WORKLOADS: dict[str, Recipe] = {
             "host": {"batch": 1024, "features": 1024, "hidden": 5120, "classes": 1024},
             # 2^36 multiply-adds per matrix product kernel, as published.
             "paper": {"batch": 2**15, "features": 2**11, "hidden": 2**15, "classes": 2**11},
+        },
+    ),
+    "llama_block": Recipe(llama_block, 8, {"host": _LLAMA_HOST, "paper": _LLAMA_PAPER}),
+    "llama_layer": Recipe(
+        llama_layer,
+        8,
+        {
+            "host": {**_LLAMA_HOST, "vocabulary": 4096},
+            "paper": {**_LLAMA_PAPER, "vocabulary": 32_000},
         },
     ),
 }
