@@ -1,0 +1,78 @@
+"""The best placements seen so far, each with the order that built it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from doppler.training.rollout import Episodes
+
+
+@dataclass(eq=False)
+class EliteArchive:
+    """Up to `capacity` different placements, best first; equal makespans keep the older one.
+
+    Devices are compared as given: two placements that differ by a renaming of equal devices count as
+    two only if their makespans differ too, since a renaming teaches an equivariant policy nothing.
+
+    Args:
+        capacity: how many to keep.
+        makespans: ascending. # [s]
+        placements: device of each op. # (num_ops,) each
+        orders: # (num_ops,) each
+    """
+
+    capacity: int
+    makespans: list[float] = field(default_factory=list)
+    placements: list[np.ndarray] = field(default_factory=list)
+    orders: list[np.ndarray] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.makespans)
+
+    def add(self, makespans: np.ndarray, placements: np.ndarray, orders: np.ndarray) -> None:
+        """Takes in a batch. # (batch,) [s], (batch, num_ops), (batch, num_ops)"""
+        for row in np.argsort(makespans, kind="stable"):
+            makespan = float(makespans[row])
+            full = len(self) >= self.capacity
+            if not np.isfinite(makespan) or (full and makespan >= self.makespans[-1]):
+                break
+            if makespan in self.makespans:
+                continue
+            at = int(np.searchsorted(self.makespans, makespan))
+            self.makespans.insert(at, makespan)
+            self.placements.insert(at, placements[row].copy())
+            self.orders.insert(at, orders[row].copy())
+            del self.makespans[self.capacity :]
+            del self.placements[self.capacity :]
+            del self.orders[self.capacity :]
+
+    def sample(self, count: int, rng: np.random.Generator) -> Episodes | None:
+        """Some of them as episodes to follow, drawn evenly with repetition; None while empty."""
+        if not len(self) or count < 1:
+            return None
+        rows = rng.integers(len(self), size=count)
+        return Episodes.from_placements(
+            np.stack([self.placements[row] for row in rows]),
+            np.stack([self.orders[row] for row in rows]),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "capacity": self.capacity,
+            "makespans": list(self.makespans),
+            "placements": [torch.from_numpy(row) for row in self.placements],
+            "orders": [torch.from_numpy(row) for row in self.orders],
+        }
+
+    @classmethod
+    def from_state_dict(cls, values: dict[str, Any]) -> EliteArchive:
+        return cls(
+            values["capacity"],
+            list(values["makespans"]),
+            [row.numpy() for row in values["placements"]],
+            [row.numpy() for row in values["orders"]],
+        )
