@@ -12,11 +12,13 @@ from doppler.workloads.program import (
     select,
     softmax,
 )
+from doppler.workloads.random_dags import RANDOM_DAGS, erdos_renyi_dag, layered_dag
 from doppler.workloads.registry import SCALES, WORKLOADS, make_workload
 from doppler.workloads.sharding import InputTile, Operand, PartitionPlan, deal_parts, shard
 from doppler.workloads.workload import Workload, build_workload
 
 __all__ = [
+    "RANDOM_DAGS",
     "SCALES",
     "WORKLOADS",
     "Input",
@@ -31,6 +33,8 @@ __all__ = [
     "deal_parts",
     "einsum",
     "elementwise",
+    "erdos_renyi_dag",
+    "layered_dag",
     "make_workload",
     "rotary",
     "row_reduction",
