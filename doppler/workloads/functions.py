@@ -202,9 +202,7 @@ def _gather(
     function: str, spec: str, options: Mapping[str, Any], operands: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Copies slices of tiles to their places in a new tile."""
-    import torch
-
-    result = torch.empty(options["shape"], dtype=operands[0].dtype)
+    result = operands[0].new_empty(options["shape"])
     for operand, (target, source) in zip(operands, options["pieces"], strict=True):
         result[tuple(slice(*s) for s in target)] = operand[tuple(slice(*s) for s in source)]
     return result

@@ -52,7 +52,7 @@ def llama_block(
         statements=(*_attention(sizes, masked=False), *_feed_forward(sizes)),
         outputs=("y",),
     )
-    return program, _plan(num_shards)
+    return program, PartitionPlan(_parts(num_shards))
 
 
 def llama_layer(
@@ -95,7 +95,9 @@ def llama_layer(
         ),
         outputs=("y", "logits"),
     )
-    return program, _plan(num_shards)
+    parts = _parts(num_shards)
+    # The head's one position cannot be cut, so its vocabulary takes the parts of the sequence too.
+    return program, PartitionPlan({**parts, "v": parts["h"] * parts["s"]})
 
 
 def _sizes(batch: int, sequence: int, hidden: int, feed_forward: int, heads: int) -> dict[str, int]:
@@ -118,10 +120,9 @@ def _sizes(batch: int, sequence: int, hidden: int, feed_forward: int, heads: int
     }
 
 
-def _plan(num_shards: int) -> PartitionPlan:
+def _parts(num_shards: int) -> dict[str, int]:
     parts = deal_parts(num_shards, "hsb")
-    # The head's one position cannot be cut, so its vocabulary takes the parts of the sequence too.
-    return PartitionPlan({**parts, "f": parts["h"], "v": parts["h"] * parts["s"]})
+    return {**parts, "f": parts["h"]}
 
 
 def _weight(name: str, labels: str, fan_in: int) -> Input:

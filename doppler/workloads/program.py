@@ -250,6 +250,9 @@ def _check_kind(where: str, statement: Statement, sizes: Mapping[str, int]) -> N
     """Checks what a statement's kind demands of its function and labels."""
     kind, output = statement.kind, statement.output_labels
     given = set("".join(statement.operand_labels))
+    kinds = ("einsum", "elementwise", "row_reduction", "softmax", "rotary", "select")
+    if kind not in kinds:
+        raise ConfigurationError(f"{where}: no kind {kind!r}; the kinds are {', '.join(kinds)}")
     tables: dict[str, list[str]] = {
         "elementwise": list(ELEMENTWISE),
         "row_reduction": list(ROW_REDUCTIONS),

@@ -1,7 +1,7 @@
 """Seeded random placement problems, for tests and benchmarks; vectorised up to millions of ops.
 
-Work and sizes are log-normal. The communication-to-computation ratio (CCR) is exact: mean seconds of
-moving an output over a link, by mean seconds of an op.
+Work and sizes are log-normal. The communication-to-computation ratio (CCR) is exact: mean seconds
+of moving an output over a link, by mean seconds of an op.
 """
 
 from __future__ import annotations

@@ -123,8 +123,22 @@ def shard(program: TensorProgram, plan: PartitionPlan, dtype: str = "float32") -
 
     Raises:
         ConfigurationError: naming statement and label, where a size is not divisible by its parts
-            or a label is cut that a kernel needs whole.
+            or a label is cut that a kernel needs whole; or naming what the plan cuts and the
+            program does not have.
     """
+    names = {statement.name for statement in program.statements}
+    for statement in plan.overrides:
+        if statement not in names:
+            raise ConfigurationError(
+                f"program {program.name!r}: the plan cuts a statement {statement!r} that is not in "
+                "it"
+            )
+    for parts in (plan.parts, *plan.overrides.values()):
+        for label in parts:
+            if label not in program.sizes:
+                raise ConfigurationError(
+                    f"program {program.name!r}: the plan cuts a label {label!r} that is not in it"
+                )
     return _Sharder(program, plan, dtype).run()
 
 
