@@ -59,6 +59,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Four significant digits in a unit that suits, for example "84.63 s" or "1.204 ms"."""
+    """Four significant digits in a unit that suits, for example "84.63 s" or "1.230 ms"."""
     scale, name = time_unit(seconds)
-    return f"{seconds / scale:.4g} {name}"
+    return f"{seconds / scale:#.4g}".rstrip(".") + f" {name}"

@@ -160,7 +160,11 @@ def _bars(
     )  # (bars, 4, 2)
     panel.add_collection(
         PolyCollection(
-            corners, facecolors=colours, edgecolors=colours * 0.55, linewidths=0.4, alpha=alpha
+            list(corners),
+            facecolors=colours,
+            edgecolors=colours * 0.55,
+            linewidths=0.4,
+            alpha=alpha,
         )
     )
 

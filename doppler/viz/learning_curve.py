@@ -12,12 +12,12 @@ import numpy as np
 from doppler.errors import FileFormatError
 from doppler.viz.figure import new_figure, save_figure, time_unit
 
-STAGE_COLUMN, EPISODE_COLUMN = "stage", "episode"
+STAGE_COLUMN, EPISODE_COLUMN = "stage", "episodes"
 STAGE_COLOURS = ("#dde7f3", "#e4f1df", "#f8ead8")
 
 
 def read_metrics(path: str | Path) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Reads a metrics CSV as `CsvLogger` writes it.
+    """Reads a metrics CSV as training writes it.
 
     Args:
         path: the file; it has a column `stage` and, besides, only numbers.
@@ -27,7 +27,7 @@ def read_metrics(path: str | Path) -> tuple[list[str], dict[str, np.ndarray]]:
         cell is empty.
 
     Raises:
-        FileFormatError: a missing file, no `stage` or `episode` column, or a cell that is no
+        FileFormatError: a missing file, no `stage` or `episodes` column, or a cell that is no
             number; the message names file, line and column.
     """
     try:
@@ -57,8 +57,8 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
     """Draws a run's makespans (above) and its losses and entropy (below) against episodes.
 
     Args:
-        metrics: the CSV file of a run; every column whose name ends in "makespan" goes into the
-            upper panel [s], every one that holds "loss" or "entropy" into the lower one.
+        metrics: the CSV file of a run; columns of simulated or measured makespans go into the
+            upper panel [s], those that hold "loss" or "entropy" into the lower one.
         path: where to write; the suffix chooses the format (png, pdf, svg).
         title: put on top.
 
@@ -72,8 +72,9 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
     stages, values = read_metrics(metrics)
     if not stages:
         raise FileFormatError(f"{metrics}: no rows to draw yet")
-    x, spans = _running_episodes(stages, values[EPISODE_COLUMN])
-    upper = [n for n in values if n.endswith("makespan")]
+    x = values[EPISODE_COLUMN]
+    spans = _spans(stages, x)
+    upper = [n for n in values if "_makespan_" in n]
     lower = [n for n in values if "loss" in n or "entropy" in n]
     figure = new_figure(9.0, 6.0)
     panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
@@ -102,20 +103,15 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
     return save_figure(figure, path)
 
 
-def _running_episodes(
-    stages: list[str], episodes: np.ndarray
-) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Episodes counted on over the stages (num_rows,), and (stage, first, last) of each stage."""
-    x = np.zeros(len(stages))
+def _spans(stages: list[str], episodes: np.ndarray) -> list[tuple[str, float, float]]:
+    """(stage, episodes before it, episodes at its last row) of each stage."""
     spans: list[tuple[str, float, float]] = []
-    offset = 0.0
     for index, stage in enumerate(stages):
         if not spans or spans[-1][0] != stage:
-            offset = x[index - 1] if index else 0.0
-            spans.append((stage, offset, offset))
-        x[index] = offset + episodes[index]
-        spans[-1] = (stage, spans[-1][1], float(x[index]))
-    return x, spans
+            before = spans[-1][2] if spans else 0.0
+            spans.append((stage, before, before))
+        spans[-1] = (stage, spans[-1][1], float(episodes[index]))
+    return spans
 
 
 def _curve(panel: Any, x: np.ndarray, y: np.ndarray, stages: list[str], name: str) -> None:

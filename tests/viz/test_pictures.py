@@ -15,7 +15,7 @@ from doppler.viz.figure import format_seconds, new_figure, save_figure
 
 
 def chain_schedule(num_devices: int = 2, slots: int = 1, origin: str = "simulated") -> Schedule:
-    """0 -> 1 -> 2, op 1 on the other device: two transfers, makespan 7 s.
+    """0 -> 1 -> 2, op 1 on the other device: two transfers, makespan 7.000 s.
 
     device 0: [0: 0-1]                [2: 5-7]
     device 1:          [1: 2-4]
@@ -72,8 +72,8 @@ def test_panels_share_the_time_axis_and_name_origin_and_makespan(
     path = plot_gantt(pair, tmp_path / "gantt.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     left, right = drawn[0].axes
-    assert left.get_title() == "A\nsimulated: makespan 7 s, utilisation 36%"
-    assert right.get_title() == "B\nmeasured: makespan 7 s, utilisation 36%"
+    assert left.get_title() == "A\nsimulated: makespan 7.000 s, utilisation 36%"
+    assert right.get_title() == "B\nmeasured: makespan 7.000 s, utilisation 36%"
     assert left.get_xlim() == right.get_xlim() == (0, 7)
     rows = [label.get_text() for label in left.get_yticklabels()]
     assert rows == ["d0", "d1", "d0 → d1", "d1 → d0"]
@@ -142,15 +142,15 @@ def test_gantt_refuses_nothing_to_draw_other_devices_and_unknown_formats(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-METRICS = """stage,update,episode,loss,mean_simulated_makespan,best_simulated_makespan
+METRICS = """stage,update,episodes,loss,simulated_makespan_mean,simulated_makespan_best
 imitation,1,8,2.0,,
 imitation,2,16,1.0,,
-sim_rl,1,8,0.5,0.004,0.003
-sim_rl,2,16,0.4,0.003,0.002
+sim_rl,1,24,0.5,0.004,0.003
+sim_rl,2,32,0.4,0.003,0.002
 """
 
 
-def test_learning_curve_counts_episodes_on_over_the_stages(tmp_path: Path, drawn: list) -> None:
+def test_learning_curve_has_a_line_per_stage_over_all_episodes(tmp_path: Path, drawn: list) -> None:
     metrics = tmp_path / "metrics.csv"
     metrics.write_text(METRICS)
     path = plot_learning_curve(metrics, tmp_path / "curve.png", "seed 0")
@@ -158,8 +158,8 @@ def test_learning_curve_counts_episodes_on_over_the_stages(tmp_path: Path, drawn
     upper, lower = drawn[0].axes
     assert upper.get_ylabel() == "makespan [ms]"
     curves = {line.get_label(): line for line in upper.get_lines()}
-    assert list(curves["mean simulated makespan"].get_xdata()) == [24, 32]
-    assert np.allclose(curves["mean simulated makespan"].get_ydata(), [4, 3])
+    assert list(curves["simulated makespan mean"].get_xdata()) == [24, 32]
+    assert np.allclose(curves["simulated makespan mean"].get_ydata(), [4, 3])
     assert [list(line.get_xdata()) for line in lower.get_lines()] == [[8, 16], [24, 32]]
     assert {text.get_text() for text in upper.texts} == {"imitation", "sim_rl"}
 
@@ -169,17 +169,17 @@ def test_metrics_are_read_back_with_nan_where_a_cell_is_empty(tmp_path: Path) ->
     path.write_text(METRICS)
     stages, values = read_metrics(path)
     assert stages == ["imitation", "imitation", "sim_rl", "sim_rl"]
-    assert np.isnan(values["best_simulated_makespan"][0])
-    assert values["best_simulated_makespan"][3] == 0.002
+    assert np.isnan(values["simulated_makespan_best"][0])
+    assert values["simulated_makespan_best"][3] == 0.002
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("episode,loss\n1,2\n", r"metrics\.csv, line 1: the column 'stage' is missing"),
-        ("stage,loss\nimitation,2\n", "the column 'episode' is missing"),
-        ("stage,episode,loss\nimitation,1,high\n", r"line 2, loss: 'high' is not a number"),
-        ("stage,episode,loss\n", "no rows"),
+        ("episodes,loss\n1,2\n", r"metrics\.csv, line 1: the column 'stage' is missing"),
+        ("stage,loss\nimitation,2\n", "the column 'episodes' is missing"),
+        ("stage,episodes,loss\nimitation,1,high\n", r"line 2, loss: 'high' is not a number"),
+        ("stage,episodes,loss\n", "no rows"),
         (None, "cannot be read"),
     ],
 )
@@ -196,8 +196,10 @@ def test_bad_metrics_files_are_named_with_line_and_column(
 def test_seconds_are_shown_in_a_unit_that_suits() -> None:
     assert format_seconds(84.634) == "84.63 s"
     assert format_seconds(0.0012043) == "1.204 ms"
-    assert format_seconds(2.5e-7) == "250 ns"
-    assert format_seconds(0.0) == "0 s"
+    assert format_seconds(0.00123) == "1.230 ms"
+    assert format_seconds(1234.4) == "1234 s"
+    assert format_seconds(2.5e-7) == "250.0 ns"
+    assert format_seconds(0.0) == "0.000 s"
 
 
 def test_pictures_say_what_to_install_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
