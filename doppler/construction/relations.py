@@ -50,6 +50,10 @@ def hop_depths(graph: DataflowGraph) -> np.ndarray:
     return depths
 
 
+Graph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""succ_ptr, succ_ops, pred_ptr, pred_ops of a dataflow graph."""
+
+
 class PlacementRelations:
     """Relations of a batch of partial placements of one problem.
 
@@ -67,8 +71,11 @@ class PlacementRelations:
         self._scale = float(scale)
         self._op_scale = float(max(problem.mean_op_seconds.mean(), np.finfo(float).tiny))
         # Copies, because numba compiles the frozen originals as another, read-only type.
-        self._graph = tuple(
-            np.array(rows) for rows in (graph.succ_ptr, graph.succ_ops, graph.pred_ptr, graph.pred_ops)
+        self._graph: Graph = (
+            np.array(graph.succ_ptr),
+            np.array(graph.succ_ops),
+            np.array(graph.pred_ptr),
+            np.array(graph.pred_ops),
         )
         self._seconds = np.array(problem.cost_model.op_seconds)
         self._volume = np.array(problem.mean_transfer_seconds)
@@ -80,6 +87,10 @@ class PlacementRelations:
         self._second_on = np.zeros((batch, ops, devices))  # the same one level on, as shares
         self._wave_load = np.zeros((batch, len(fair), devices))  # [s]
         self._touched = np.full((batch, ops), -1, np.int64)  # step that last placed an input
+        self._arrival = np.zeros((batch, ops, devices))  # placed inputs, links uncontended [s]
+        self._latency = np.array(problem.route_latency)
+        self._rate = np.array(problem.route_seconds_per_unit)
+        self._transfer_volume = np.array(problem.cost_model.transfer_volume)
         self._steps = 0
 
     def reset(self) -> None:
@@ -89,18 +100,24 @@ class PlacementRelations:
         self._second_on.fill(0.0)
         self._wave_load.fill(0.0)
         self._touched.fill(-1)
+        self._arrival.fill(0.0)
         self._steps = 0
 
-    def step(self, ops: np.ndarray, devices: np.ndarray) -> None:
+    def step(self, ops: np.ndarray, devices: np.ndarray, finish: np.ndarray) -> None:
         """Takes in one placed op per episode; legality is the construction's business.
 
         Args:
             ops: # (batch_size,)
             devices: # (batch_size,)
+            finish: `Construction.finish` after the step. # (batch_size, num_ops) [s]
         """
         _step(
             ops, devices, self._steps, self._graph, self._seconds, self._depth, self._device_of,
             self._inputs_on, self._second_on, self._wave_load, self._touched,
+        )  # fmt: skip
+        _arrive(
+            ops, devices, finish, self._graph, self._latency, self._rate, self._transfer_volume,
+            self._arrival,
         )  # fmt: skip
         self._steps += 1
 
@@ -122,12 +139,17 @@ class PlacementRelations:
             self._second_on, self._wave_load, out,
         )  # fmt: skip
 
-    def candidates(self, mask: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def candidates(
+        self, mask: np.ndarray, device_free: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Lists the candidates of every episode with SEL's features.
+
+        A candidate's earliest start leaves contention between transfers out: then only the
+        devices' free times change from step to step, and a step costs a few comparisons each.
 
         Args:
             mask: True at candidates. # (batch_size, num_ops)
-            starts: earliest start of each candidate over the devices. # (batch_size, num_ops) [s]
+            device_free: `Construction.device_free`. # (batch_size, num_devices) [s]
 
         Returns:
             ids, ascending, padded with num_ops # (batch_size, most candidates) int64, and the
@@ -138,16 +160,26 @@ class PlacementRelations:
         ids = np.full((self.batch_size, width), self.problem.num_ops, np.int64)
         features = np.zeros((self.batch_size, width, len(OP_FEATURES)), np.float32)
         _candidates(
-            mask, starts, 1.0 / self._op_scale, self._steps, self._graph, self._inputs_on,
-            self._touched, ids, features,
+            mask, device_free, 1.0 / self._op_scale, self._steps, self._graph, self._inputs_on,
+            self._touched, self._arrival, ids, features,
         )  # fmt: skip
         return ids, features
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _step(
-    ops, devices, step, graph, seconds, depth, device_of, inputs_on, second_on, wave_load, touched
-):  # type: ignore[no-untyped-def]
+    ops: np.ndarray,
+    devices: np.ndarray,
+    step: int,
+    graph: Graph,
+    seconds: np.ndarray,
+    depth: np.ndarray,
+    device_of: np.ndarray,
+    inputs_on: np.ndarray,
+    second_on: np.ndarray,
+    wave_load: np.ndarray,
+    touched: np.ndarray,
+) -> None:
     succ_ptr, succ_ops, pred_ptr, _ = graph
     for b in range(len(ops)):
         op, device = ops[b], devices[b]
@@ -163,16 +195,52 @@ def _step(
                 second_on[b, second, device] += share / (pred_ptr[second + 1] - pred_ptr[second])
 
 
-@njit(cache=True)
-def _saturate(value):  # type: ignore[no-untyped-def]
+@njit(cache=True, nogil=True)
+def _arrive(
+    ops: np.ndarray,
+    devices: np.ndarray,
+    finish: np.ndarray,
+    graph: Graph,
+    latency: np.ndarray,
+    rate: np.ndarray,
+    volume: np.ndarray,
+    arrival: np.ndarray,
+) -> None:
+    succ_ptr, succ_ops, _, _ = graph
+    num_devices = len(latency)
+    for b in range(len(ops)):
+        op, source = ops[b], devices[b]
+        for i in range(succ_ptr[op], succ_ptr[op + 1]):
+            row = arrival[b, succ_ops[i]]
+            for d in range(num_devices):
+                seconds = latency[source, d] + volume[op] * rate[source, d]
+                row[d] = max(row[d], finish[b, op] + seconds)
+
+
+@njit(cache=True, nogil=True)
+def _saturate(
+    value: float,
+) -> float:
     return value / (1.0 + abs(value))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _device_features(
-    ops, times, per_scale, per_op, graph, seconds, volume, depth, wave_unit, device_of, inputs_on,
-    second_on, wave_load, out,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    ops: np.ndarray,
+    times: np.ndarray,
+    per_scale: float,
+    per_op: float,
+    graph: Graph,
+    seconds: np.ndarray,
+    volume: np.ndarray,
+    depth: np.ndarray,
+    wave_unit: np.ndarray,
+    device_of: np.ndarray,
+    inputs_on: np.ndarray,
+    second_on: np.ndarray,
+    wave_load: np.ndarray,
+    out: np.ndarray,
+) -> None:
     succ_ptr, succ_ops, pred_ptr, pred_ops = graph
     num_devices = times.shape[1]
     shares = np.empty((3, num_devices))
@@ -217,10 +285,22 @@ def _device_features(
             row[15] = 1.0 if times[b, d, 0] == 0.0 else 0.0
 
 
-@njit(cache=True)
-def _candidates(mask, starts, per_op, step, graph, inputs_on, touched, ids, features):  # type: ignore[no-untyped-def]
+@njit(cache=True, nogil=True)
+def _candidates(
+    mask: np.ndarray,
+    device_free: np.ndarray,
+    per_op: float,
+    step: int,
+    graph: Graph,
+    inputs_on: np.ndarray,
+    touched: np.ndarray,
+    arrival: np.ndarray,
+    ids: np.ndarray,
+    features: np.ndarray,
+) -> None:
     succ_ptr, succ_ops, pred_ptr, _ = graph
     num_devices = inputs_on.shape[2]
+    starts = np.empty(ids.shape[1])
     for b in range(mask.shape[0]):
         filled, first = 0, np.inf
         for op in range(mask.shape[1]):
@@ -241,7 +321,11 @@ def _candidates(mask, starts, per_op, step, graph, inputs_on, touched, ids, feat
             features[b, filled, 1] = recency
             if touched[b, op] >= 0:
                 features[b, filled, 2] = 1.0 / (step - touched[b, op])
-            first = min(first, starts[b, op])
+            start = np.inf
+            for d in range(num_devices):
+                start = min(start, max(arrival[b, op, d], device_free[b, d]))
+            first = min(first, start)
+            starts[filled] = start
             filled += 1
         for i in range(filled):
-            features[b, i, 3] = _saturate((starts[b, ids[b, i]] - first) * per_op)
+            features[b, i, 3] = _saturate((starts[i] - first) * per_op)

@@ -42,8 +42,8 @@ class PolicyConfig:
         edge_rank: shared matrices in the encoder's edge mixture.
         head_width: hidden width of both heads (the paper: 64).
         shared_encoder: one encoder for both heads, or one each.
-        extended_features: device features beyond the paper's five and op features beyond its five.
-        sel_state_features: whether SEL's scores depend on what is placed (in the paper they do not).
+        extended_features: op features and device features beyond the paper's five of each.
+        sel_state_features: whether SEL's scores depend on what is placed (the paper's do not).
 
     Raises:
         ConfigurationError: a width or count below 1.
@@ -88,7 +88,7 @@ class SelHead(nn.Module):
     """Scores ops from their embedding, the pooled embeddings of both longest paths and features.
 
     The paper's head plus, for each op, gains for the few features of the op's situation. The
-    logit is linear in them, with coefficients from the static part, so that a step costs a handful of
+    logit is linear in them, with coefficients from the static part, so that a step costs a few
     multiplications per candidate.
     """
 
@@ -104,7 +104,7 @@ class SelHead(nn.Module):
 
 
 class PlcHead(nn.Module):
-    """Scores devices from device features, the op's features, its embedding and the device's ops."""
+    """Scores devices from their features, the op's features and embedding, and the ops on them."""
 
     def __init__(self, width: int, head_width: int, num_device_features: int) -> None:
         super().__init__()

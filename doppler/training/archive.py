@@ -15,8 +15,8 @@ from doppler.training.rollout import Episodes
 class EliteArchive:
     """Up to `capacity` different placements, best first; equal makespans keep the older one.
 
-    Devices are compared as given: two placements that differ by a renaming of equal devices count as
-    two only if their makespans differ too, since a renaming teaches an equivariant policy nothing.
+    Two placements with exactly the same makespan count as one: they usually differ by a renaming
+    of equal devices, which teaches an equivariant policy nothing.
 
     Args:
         capacity: how many to keep.

@@ -20,11 +20,7 @@ Objective = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class BatchSimulator(Protocol):
     """The part of `doppler.simulator.Simulator` that training needs."""
 
-    choose: str
-
-    def makespans(
-        self, placements: np.ndarray, orders: np.ndarray | None = None
-    ) -> np.ndarray: ...
+    def makespans(self, placements: np.ndarray, orders: np.ndarray) -> np.ndarray: ...
 
 
 class PlacementRunner(Protocol):
@@ -34,12 +30,10 @@ class PlacementRunner(Protocol):
 
 
 def simulated_objective(simulator: BatchSimulator) -> Objective:
-    """Simulated makespans; the orders count under `choose=given` only."""
+    """Simulated makespans; the simulator reads the orders under `choose=given` only."""
 
     def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
-        if simulator.choose == "given":
-            return simulator.makespans(placements, orders)
-        return simulator.makespans(placements)
+        return simulator.makespans(placements, orders)
 
     return objective
 

@@ -52,8 +52,8 @@ class RolloutBatch(Episodes):
         sel_log_likelihood: of each step's op, under the mixture. # (batch, num_ops)
         plc_log_likelihood: of each step's device, under the mixture. # (batch, num_ops)
         slots: where in `candidates` each step's op stands. # (batch, num_ops)
-        candidates: per step, the candidates' ids padded with num_ops; as wide as that step's largest
-            number of candidates; empty if not recorded. # num_ops arrays (batch, width) int64
+        candidates: per step, the candidates' ids padded with num_ops; as wide as that step's
+            most candidates; empty if not recorded. # num_ops arrays (batch, width) int64
         state_features: per step, SEL's features of them. # num_ops arrays (batch, width, 4) float32
         device_features: PLC's features. # (num_ops, batch, num_devices, features) float32
         exploration: epsilon of the mixture.
@@ -141,7 +141,11 @@ class EpisodeRunner:
         relations.reset()
         encoded = tables or self.policy.encode(self.features)
         tables = PolicyTables(*(table.detach() for table in encoded))
-        num_ops, batch, num_devices = self.problem.num_ops, self.batch_size, self.problem.num_devices
+        num_ops, batch, num_devices = (
+            self.problem.num_ops,
+            self.batch_size,
+            self.problem.num_devices,
+        )
         pool = _DevicePool(tables, batch, num_devices)
         draws = rng.random((num_ops, 2, batch), dtype=np.float32)
         steps = (num_ops, batch)
@@ -152,12 +156,9 @@ class EpisodeRunner:
             (kept, batch, num_devices, self.policy.num_device_features), np.float32
         )
         candidates, state_features = [], []
-        starts = np.zeros((batch, num_ops))
         choose = _Chooser(exploration, temperature, greedy)
         for step in range(num_ops):
-            if self.policy.num_state_features:
-                starts = construction.candidate_earliest_starts()
-            ids, seen = relations.candidates(construction.candidates, starts)
+            ids, seen = relations.candidates(construction.candidates, construction.device_free)
             legal = ids < num_ops
             logits = sel_logits(tables, torch.from_numpy(ids), torch.from_numpy(seen))
             wanted = None if forced is None else _slots_of(forced.ops[:, step], ids, step)
@@ -173,7 +174,7 @@ class EpisodeRunner:
             wanted = None if forced is None else forced.devices[:, step]
             devices[step], likelihoods[1, step] = choose(logits, None, draws[step, 1], wanted)
             construction.step(ops, devices[step])
-            relations.step(ops, devices[step])
+            relations.step(ops, devices[step], construction.finish)
             pool.add(ops, devices[step])
             if record:
                 candidates.append(ids)

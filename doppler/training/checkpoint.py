@@ -1,0 +1,99 @@
+"""Checkpoints: everything that a resumed run needs to end as an uninterrupted one would."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from doppler.errors import CheckpointError
+from doppler.files import write_atomically
+from doppler.problem import PlacementProblem
+
+FORMAT = "doppler-checkpoint"
+VERSION = 1
+
+
+def problem_identity(problem: PlacementProblem) -> dict[str, Any]:
+    """Name, sizes and a hash of all numbers of a problem, to tell whether two are the same."""
+    digest = hashlib.sha256()
+    costs = problem.cost_model
+    for array in (
+        problem.graph.edges,
+        costs.op_seconds,
+        costs.transfer_volume,
+        costs.link_latency,
+        costs.link_seconds_per_unit,
+        problem.topology.link_ends,
+        problem.topology.compute_slots,
+        problem.topology.memory_bytes,
+    ):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return {
+        "name": problem.name,
+        "num_ops": problem.num_ops,
+        "num_devices": problem.num_devices,
+        "sha256": digest.hexdigest(),
+    }
+
+
+def save_checkpoint(path: Path, identity: dict[str, Any], contents: dict[str, Any]) -> None:
+    """Writes a checkpoint under a temporary name and renames it.
+
+    Args:
+        path: the file.
+        identity: what a resumed run must share (problem, policy, stages, seed), nested dicts.
+        contents: tensors, numbers, text and containers of them.
+    """
+    document = {"format": FORMAT, "version": VERSION, "identity": identity, **contents}
+    write_atomically(path, lambda temporary: torch.save(document, temporary))
+
+
+def load_checkpoint(path: Path, identity: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Reads a checkpoint and checks that it belongs to this run.
+
+    Args:
+        path: the file.
+        identity: as in `save_checkpoint`; None takes any run's checkpoint.
+
+    Raises:
+        CheckpointError: missing, damaged, of another version, or of another run; the message
+            names the first difference.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no checkpoint to resume from")
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise CheckpointError(f'{path}, format: not a checkpoint ("{FORMAT}" expected)')
+    if document.get("version") != VERSION:
+        raise CheckpointError(f"{path}, version: {document.get('version')!r} is not {VERSION}")
+    if identity is not None:
+        difference = _first_difference(document["identity"], identity, "")
+        if difference:
+            raise CheckpointError(f"{path} belongs to another run: {difference}")
+    return document
+
+
+def _first_difference(stored: Any, wanted: Any, where: str) -> str:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        for key in sorted(set(stored) | set(wanted)):
+            label = f"{where}.{key}" if where else str(key)
+            if key not in stored or key not in wanted:
+                side = "this run" if key not in wanted else "the checkpoint"
+                return f"{label} is missing in {side}"
+            difference = _first_difference(stored[key], wanted[key], label)
+            if difference:
+                return difference
+        return ""
+    if isinstance(stored, list) and isinstance(wanted, list) and len(stored) == len(wanted):
+        pairs = enumerate(zip(stored, wanted))
+        return next(
+            filter(None, (_first_difference(s, w, f"{where}[{i}]") for i, (s, w) in pairs)), ""
+        )
+    return "" if stored == wanted else f"{where} is {stored!r} there, {wanted!r} here"

@@ -1,0 +1,114 @@
+"""The journal of real measurements: every one is on disk before training goes on.
+
+One JSON object per line: a `placement` line the first time a placement is measured, and a `round`
+line per round of measurements. A run that was killed reads the journal back when it is resumed, and
+takes from it the rounds that its checkpoint does not know of instead of measuring them again, so
+it goes exactly where the killed run went and no measurement is wasted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from doppler.errors import CheckpointError
+from doppler.training.objectives import Objective
+
+JOURNAL_NAME = "measurements.jsonl"
+
+
+def placement_digest(devices: np.ndarray, order: np.ndarray) -> str:
+    """A short name of a placement and its order."""
+    digest = hashlib.sha256(np.ascontiguousarray(devices, np.int64).tobytes())
+    digest.update(np.ascontiguousarray(order, np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+class MeasurementJournal:
+    """Measures rounds and records them.
+
+    Args:
+        path: the file, or None to keep nothing (and to replay nothing).
+        objective: measures one run of each row.
+
+    Raises:
+        CheckpointError: a line of the file is no journal line. A last line without its end, which
+            a kill leaves, is cut off.
+    """
+
+    def __init__(self, path: Path | None, objective: Objective) -> None:
+        self.path = path
+        self._objective = objective
+        self._known: set[str] = set()
+        self._rounds: dict[int, dict[str, Any]] = {}
+        self._stream: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._read(path)
+            self._stream = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def measure(
+        self, index: int, placements: np.ndarray, orders: np.ndarray, **labels: Any
+    ) -> np.ndarray:
+        """One run of each row, measured now or, where the journal has it, read back.
+
+        Args:
+            index: number of the round within the run, ascending.
+            placements: # (rows, num_ops)
+            orders: # (rows, num_ops)
+            labels: written beside it (stage, update, what for).
+
+        Returns:
+            # (rows,) [s]
+        """
+        names = [placement_digest(*row) for row in zip(placements, orders)]
+        known = self._rounds.get(index)
+        if known is not None and known["placements"] == names:
+            return np.array(known["measured_makespans"], np.float64)
+        seconds = np.asarray(self._objective(placements, orders), np.float64)
+        for name, devices, order in zip(names, placements, orders):
+            if name not in self._known:
+                self._known.add(name)
+                line = {"placement": name, "devices": devices.tolist(), "order": order.tolist()}
+                self._append(line)
+        record = {"round": index, **labels, "placements": names}
+        self._append({**record, "measured_makespans": seconds.tolist()}, durable=True)
+        return seconds
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _append(self, record: dict[str, Any], durable: bool = False) -> None:
+        if self._stream is None:
+            return
+        self._stream.write(json.dumps(record) + "\n")
+        if durable:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+
+    def _read(self, path: Path) -> None:
+        if not path.exists():
+            return
+        raw = path.read_bytes()
+        end = raw.rfind(b"\n") + 1
+        if end < len(raw):
+            os.truncate(path, end)
+        for number, line in enumerate(raw[:end].decode("utf-8").splitlines(), start=1):
+            try:
+                record = json.loads(line)
+                if "round" in record:  # a later line for the same round replaces an earlier one
+                    self._rounds[record["round"]] = record
+                    _ = record["placements"], record["measured_makespans"]
+                else:
+                    self._known.add(record["placement"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path}, line {number}: not a line of a measurement journal; move it away"
+                ) from error
