@@ -98,11 +98,7 @@ def erdos_renyi_dag(
             more = rng.integers(0, pairs, wanted + wanted // 8 + 8)
             codes = _distinct(np.concatenate([codes, more]))
         codes = rng.permutation(codes)[:wanted]
-    # Pair (p, c) with p < c has the code c (c - 1) / 2 + p; the root is corrected for rounding.
-    consumers = ((1 + np.sqrt(1 + 8 * codes.astype(np.float64))) / 2).astype(np.int64)
-    consumers -= consumers * (consumers - 1) // 2 > codes
-    consumers += (consumers + 1) * consumers // 2 <= codes
-    producers = codes - consumers * (consumers - 1) // 2
+    producers, consumers = _pairs(codes)
     name = f"erdos_renyi-{num_ops}-{seed}"
     return _problem(name, num_ops, num_devices, producers, consumers, ccr, rng)
 
@@ -141,6 +137,14 @@ def _problem(
         source=f"random, CCR {ccr:g}",
     )
     return PlacementProblem(graph, topology, costs)
+
+
+def _pairs(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs (p, c), p < c, that have the codes c (c - 1) / 2 + p."""
+    consumers = ((1 + np.sqrt(1 + 8 * codes.astype(np.float64))) / 2).astype(np.int64)
+    # Beyond some 1e8 ops a root just below a whole number is rounded up to it.
+    consumers -= consumers * (consumers - 1) // 2 > codes
+    return codes - consumers * (consumers - 1) // 2, consumers
 
 
 def _distinct(codes: np.ndarray) -> np.ndarray:

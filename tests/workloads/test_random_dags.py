@@ -10,6 +10,7 @@ import pytest
 from doppler.errors import ConfigurationError
 from doppler.graph.levels import t_levels
 from doppler.workloads import RANDOM_DAGS, erdos_renyi_dag, layered_dag
+from doppler.workloads.random_dags import _pairs
 
 
 @pytest.mark.parametrize("num_ops", [1, 2, 3, 5, 200])
@@ -40,6 +41,14 @@ def test_erdos_renyi_has_exactly_the_asked_edges(num_ops, mean_degree, num_edges
     graph = erdos_renyi_dag(num_ops, mean_degree=mean_degree).graph
     assert graph.num_edges == num_edges
     assert (graph.edges[:, 0] < graph.edges[:, 1]).all()
+
+
+def test_pair_codes_are_exact_where_floating_point_is_not():
+    consumers = np.arange(10**9, 10**9 + 2000, dtype=np.int64)
+    for producers in (np.zeros_like(consumers), consumers - 1):
+        codes = consumers * (consumers - 1) // 2 + producers
+        found = _pairs(codes)
+        assert np.array_equal(found[0], producers) and np.array_equal(found[1], consumers)
 
 
 def test_erdos_renyi_draws_pairs_evenly():

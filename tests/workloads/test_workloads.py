@@ -286,6 +286,20 @@ def test_only_output_ops_are_collected():
         workload.reference([])
 
 
+def test_roles_share_the_meta_op_of_what_they_were_cut_from():
+    workload = make_workload("llama_layer")
+    graph, statements = workload.graph, workload.program.statements
+    for op, name in enumerate(graph.op_names):
+        value = name.split("[")[0].split(".")[0]
+        assert statements[graph.meta_op[op]].name == value
+        if graph.roles[op] != "shard":
+            assert set(graph.meta_op[graph.predecessors(op)]) == {graph.meta_op[op]}
+    outputs = [
+        op for op, name in enumerate(graph.op_names) if name.split("[")[0] in ("y", "logits")
+    ]
+    assert list(workload.output_ops) == outputs
+
+
 def test_workloads_pickle():
     workload = make_workload("llama_block", **SMALL["llama_block"])
     copy = pickle.loads(pickle.dumps(workload))
