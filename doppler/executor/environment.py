@@ -1,0 +1,65 @@
+"""What a measurement ran on: recorded beside every number, compared before a profile is used."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe_environment(backend: str, num_devices: int) -> dict[str, Any]:
+    """Names the machine, the software and its settings.
+
+    Args:
+        backend: executor backend, for example "cpu".
+        num_devices: devices of the executor.
+
+    Returns:
+        JSON values; an entry that cannot be read here is None.
+    """
+    return {
+        "backend": backend,
+        "num_devices": num_devices,
+        "threads_per_device": 1,
+        "cpu_model": _cpu_model(),
+        "architecture": platform.machine(),
+        "num_cpus": num_usable_cpus(),
+        "governor": _governor(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": platform.system(),
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+        "clock": "time.perf_counter",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def num_usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    for line in lines:
+        label, _, value = line.partition(":")
+        if label.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
+    return platform.processor() or None
+
+
+def _governor() -> str | None:
+    path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

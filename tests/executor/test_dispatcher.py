@@ -1,0 +1,196 @@
+"""The dispatcher core, driven by a fake clock: no threads, no tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+
+import numpy as np
+import pytest
+from executor_fakes import random_graph
+
+from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
+from doppler.executor import Dispatcher, DispatchPlan, HopTask, OpTask
+from doppler.graph import DataflowGraph
+from doppler.hardware import CostModel, fully_connected, make_topology
+from doppler.problem import PlacementProblem
+from doppler.simulator import CHOOSE_RULES, NETWORKS, Simulator
+
+
+def drive(plan: DispatchPlan) -> tuple[dict[int, tuple], dict[tuple, tuple], Dispatcher]:
+    """Runs a plan with the cost model's durations.
+
+    Returns:
+        (start, finish) by op and by (op, target, link), and the dispatcher.
+    """
+    costs = plan.problem.cost_model
+    dispatcher = Dispatcher(plan)
+    ops, hops = {}, {}
+    pending: list = []
+    now, counter = 0.0, 0
+    tasks = dispatcher.begin(now)
+    while True:
+        for task in tasks:
+            if isinstance(task, OpTask):
+                finish = now + costs.op_seconds[task.op, task.device]
+                ops[task.op] = (now, finish)
+            else:
+                rate = costs.link_seconds_per_unit[task.link]
+                seconds = costs.link_latency[task.link] + costs.transfer_volume[task.op] * rate
+                finish = now + seconds
+                hops[task.op, task.target, task.link] = (now, finish)
+            heappush(pending, (finish, counter, task))
+            counter += 1
+        if not pending:
+            return ops, hops, dispatcher
+        now = pending[0][0]
+        batch = []
+        while pending and pending[0][0] == now:
+            batch.append(heappop(pending)[2])
+        for task in batch:
+            if isinstance(task, HopTask):
+                dispatcher.on_hop_finished(task, now)
+            else:
+                dispatcher.on_op_finished(task.op, now)
+        tasks = dispatcher.start_tasks()
+
+
+def random_problem(seed: int, topology_name: str, num_devices: int) -> PlacementProblem:
+    """Durations are small whole numbers, so that many events fall together and ties matter."""
+    rng = np.random.default_rng(seed)
+    graph = random_graph(40, seed, density=0.1)
+    topology = make_topology(topology_name, num_devices)
+    return PlacementProblem(
+        graph,
+        topology,
+        CostModel(
+            op_seconds=rng.integers(0, 5, (graph.num_ops, num_devices)),
+            transfer_volume=rng.integers(0, 4, graph.num_ops),
+            link_latency=rng.integers(0, 2, topology.num_links),
+            link_seconds_per_unit=rng.integers(1, 3, topology.num_links),
+            source="test",
+        ),
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("choose", CHOOSE_RULES)
+@pytest.mark.parametrize("topology", ["v100", "host_staged"])
+def test_it_makes_the_schedule_of_the_simulator(network: str, choose: str, topology: str) -> None:
+    for seed in range(6):
+        num_devices = 2 + seed % 3
+        problem = random_problem(seed, topology, num_devices)
+        rng = np.random.default_rng(100 + seed)
+        devices = rng.integers(0, num_devices, problem.num_ops)
+        order = rng.permutation(problem.num_ops)
+        simulator = Simulator(problem, network=network, choose=choose, seed=seed)
+        expected = simulator.run(devices, order)
+        plan = DispatchPlan(problem, devices, order, network=network, choose=choose, seed=seed)
+        ops, hops, dispatcher = drive(plan)
+        assert dispatcher.done
+        assert [ops[op][0] for op in range(problem.num_ops)] == expected.start.tolist()
+        assert [ops[op][1] for op in range(problem.num_ops)] == expected.finish.tolist()
+        keys = zip(
+            expected.transfer_ops.tolist(),
+            expected.transfer_targets.tolist(),
+            expected.transfer_links.tolist(),
+            strict=True,
+        )
+        times = zip(
+            expected.transfer_start.tolist(), expected.transfer_finish.tolist(), strict=True
+        )
+        assert hops == dict(zip(keys, times, strict=True))
+        np.testing.assert_array_equal(dispatcher.peak_bytes, expected.peak_bytes)
+
+
+def line_problem(num_ops: int, edges: list, num_devices: int = 2, **options) -> PlacementProblem:
+    """Every op takes 2 s, every transfer 1 s, every output has 8 bytes."""
+    graph = DataflowGraph.from_edges("g", num_ops, edges, output_bytes=np.full(num_ops, 8.0))
+    topology = fully_connected(num_devices, **options)
+    return PlacementProblem(
+        graph,
+        topology,
+        CostModel(
+            op_seconds=np.full((num_ops, num_devices), 2.0),
+            transfer_volume=np.ones(num_ops),
+            link_latency=np.zeros(topology.num_links),
+            link_seconds_per_unit=np.ones(topology.num_links),
+            source="test",
+        ),
+    )
+
+
+def test_a_tensor_moves_once_per_destination_device() -> None:
+    # 0 on device 0 feeds 1, 2 and 3 on device 1 and 4 on device 2: two transfers, not four.
+    problem = line_problem(5, [(0, 1), (0, 2), (0, 3), (0, 4)], num_devices=3)
+    ops, hops, _ = drive(DispatchPlan(problem, [0, 1, 1, 1, 2]))
+    assert Counter((op, target) for op, target, _ in hops) == {(0, 1): 1, (0, 2): 1}
+    assert [ops[op] for op in range(5)] == [(0, 2), (3, 5), (5, 7), (7, 9), (3, 5)]
+
+
+def test_tensors_are_released_after_their_last_reader() -> None:
+    # 0 (device 0) -> 1 (device 0) and, over the link, 2 (device 1); 1 and 2 -> 3 (device 1).
+    problem = line_problem(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    plan = DispatchPlan(problem, [0, 0, 1, 1])
+    dispatcher = Dispatcher(plan)
+
+    def released() -> set[tuple[int, int]]:
+        places = {plan.copy_place(copy) for copy in dispatcher.released}
+        dispatcher.released.clear()
+        return places
+
+    (op0,) = dispatcher.begin(0.0)
+    dispatcher.on_op_finished(op0.op, 2.0)
+    op1, hop0 = dispatcher.start_tasks()
+    assert released() == set()
+    dispatcher.on_hop_finished(hop0, 3.0)
+    (op2,) = dispatcher.start_tasks()
+    assert released() == set()  # op 1 still reads it on device 0
+    dispatcher.on_op_finished(op1.op, 4.0)
+    (hop1,) = dispatcher.start_tasks()
+    assert released() == {(0, 0)}
+    dispatcher.on_op_finished(op2.op, 5.0)
+    assert dispatcher.start_tasks() == []
+    assert released() == {(0, 1)}  # the arrived copy
+    dispatcher.on_hop_finished(hop1, 5.0)
+    assert released() == {(1, 0)}
+    (op3,) = dispatcher.start_tasks()
+    dispatcher.on_op_finished(op3.op, 7.0)
+    assert released() == {(1, 1), (2, 1)}  # the result of op 3 stays
+    assert dispatcher.done
+    assert dispatcher.peak_bytes.tolist() == [16.0, 24.0]
+
+
+def test_kept_outputs_are_not_released() -> None:
+    problem = line_problem(2, [(0, 1)])
+    for keep, expected in (((), [0]), ((0,), [])):
+        _, _, dispatcher = drive(DispatchPlan(problem, [0, 0], keep=keep))
+        assert dispatcher.released == expected
+
+
+def test_running_tasks_are_listed() -> None:
+    dispatcher = Dispatcher(DispatchPlan(line_problem(3, [(0, 2)]), [0, 1, 1]))
+    dispatcher.begin(0.0)
+    dispatcher.on_op_finished(0, 2.0)
+    dispatcher.start_tasks()
+    first, second = dispatcher.running
+    assert isinstance(first, OpTask) and first.op == 1
+    assert isinstance(second, HopTask) and (second.op, second.target) == (0, 1)
+
+
+def test_too_small_a_memory_is_an_error_that_names_device_and_op() -> None:
+    problem = line_problem(2, [(0, 1)], memory_bytes=12)
+    with pytest.raises(CapacityError, match=r"fully_connected0.*16 B of 12 B.*op 1"):
+        drive(DispatchPlan(problem, [0, 0]))
+
+
+def test_wrong_options_and_placements_are_refused() -> None:
+    problem = line_problem(2, [(0, 1)])
+    with pytest.raises(ConfigurationError, match="network 'token_ring' is unknown"):
+        DispatchPlan(problem, [0, 1], network="token_ring")
+    with pytest.raises(ConfigurationError, match="choose 'lifo' is unknown"):
+        DispatchPlan(problem, [0, 1], choose="lifo")
+    with pytest.raises(InvalidPlacementError, match="needs a placement with an order"):
+        DispatchPlan(problem, [0, 1], choose="given")
+    with pytest.raises(InvalidPlacementError, match="op 1: device 2"):
+        DispatchPlan(problem, [0, 2])
