@@ -1,0 +1,97 @@
+"""What every scheduler is: a problem and a simulator in, one placement out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from doppler.errors import CapacityError, ConfigurationError
+from doppler.problem import PlacementProblem
+from doppler.schedule import Placement
+
+if TYPE_CHECKING:
+    from doppler.simulator import Simulator
+
+
+@dataclass
+class Proposal:
+    """What a scheduler's `propose` returns.
+
+    Args:
+        devices: # (num_ops,)
+        order: a topological order of the ops, most urgent first. # (num_ops,)
+        evaluations: simulations that it took, the final one left out.
+        makespan: simulated makespan, or None where it was not simulated. [s]
+        info: more to record, for example the best-so-far curve of a search.
+    """
+
+    devices: np.ndarray
+    order: np.ndarray
+    evaluations: int = 0
+    makespan: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scheduler(ABC):
+    """A heuristic or a search; subclasses are frozen dataclasses of options and give `propose`."""
+
+    name: ClassVar[str]
+
+    def schedule(
+        self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
+    ) -> Placement:
+        """Places all ops of a problem.
+
+        Args:
+            problem: what is placed.
+            simulator: judges placements; its network model is the one that is planned for.
+            rng: the only source of randomness.
+
+        Returns:
+            A placement with an order, whose `info` has `scheduler`, `simulated_makespan` [s],
+            `seconds` (spent here) and `evaluations` (simulations).
+
+        Raises:
+            CapacityError: the placement needs more memory than a device has.
+            UnknownQuantityError: the scheduler needs what the problem's source does not say.
+        """
+        began = perf_counter()
+        proposal = self.propose(problem, simulator, rng)
+        makespan, evaluations = proposal.makespan, proposal.evaluations
+        if makespan is None:
+            makespan = float(simulator.makespans(proposal.devices[None], proposal.order[None])[0])
+            evaluations += 1
+        if not np.isfinite(makespan):
+            simulator.run(proposal.devices, proposal.order)  # names device, time and tensors
+            raise CapacityError(
+                f"scheduler {self.name!r}: no placement fits in the devices' memory"
+            )
+        info = {
+            "scheduler": self.name,
+            "simulated_makespan": makespan,
+            "seconds": perf_counter() - began,
+            "evaluations": evaluations,
+        }
+        return Placement(proposal.devices, proposal.order, {**proposal.info, **info})
+
+    @abstractmethod
+    def propose(
+        self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
+    ) -> Proposal:
+        """Finds a placement; arguments as in `schedule`."""
+
+
+def check_count(owner: str, field_name: str, value: int) -> None:
+    """Raises `ConfigurationError` unless an option is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{owner}, {field_name}: {value!r} is not a whole number >= 1")
+
+
+def best_of(makespans: np.ndarray) -> int:
+    """Index of the least makespan, ties to the lower one."""
+    return int(np.argmin(makespans))
