@@ -13,9 +13,9 @@ makespan bit for bit.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from doppler.simulator.heaps import heap_pop, heap_push
+from doppler.simulator.jit import U, allocating, compiled, inlined
 from doppler.simulator.tables import (
     Scratch,
     Tables,
@@ -41,7 +41,7 @@ BAD_ORDER = -2.0
 """Returned instead of a makespan: an order that is no permutation."""
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def prepare(
     tables: Tables, devices: np.ndarray, order: np.ndarray, rank: np.ndarray, w: Scratch
 ) -> float:
@@ -88,7 +88,8 @@ def prepare(
                 return BAD_ORDER
             w.key[op] = position
     elif len(rank):
-        w.key[:] = rank
+        for op in range(n):
+            w.key[op] = rank[op]
     for op in range(n):
         if w.missing[op] == 0:
             device = devices[op]
@@ -98,23 +99,56 @@ def prepare(
     return 0.0
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def start_op(
     tables: Tables, w: Scratch, device: int, op: int, time: float, op_factor: np.ndarray
 ) -> None:
     """Occupies a free slot of the device."""
-    seconds = tables.op_seconds[op, device]
+    seconds = tables.op_seconds[U(op), U(device)]
     if len(op_factor):
-        seconds *= op_factor[op]
-    slot = w.slot_base[device] + w.busy[device]
-    w.busy[device] += 1
-    w.slot_op[slot] = op
-    w.slot_finish[slot] = time + seconds
-    w.start[op] = time
-    w.finish[op] = time + seconds
+        seconds *= op_factor[U(op)]
+    slot = w.slot_base[U(device)] + w.busy[U(device)]
+    w.busy[U(device)] += 1
+    w.slot_op[U(slot)] = op
+    w.slot_finish[U(slot)] = time + seconds
+    w.start[U(op)] = time
+    w.finish[U(op)] = time + seconds
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def start_ops(tables: Tables, w: Scratch, device: int, time: float, op_factor: np.ndarray) -> None:
+    """Fills the free slots of a device and notes in `w.event` when to look at it again.
+
+    Called where all arrivals are known ahead: under fifo, where priority is the time of arrival,
+    the device's queue also holds ops that become ready later; otherwise these are pending.
+    """
+    fifo = len(w.key) == 0
+    first = w.queue_base[U(device)]
+    size = w.queue_size[U(device)]
+    if not fifo:
+        while w.pending_size[U(device)] and w.pending_key[U(first)] <= time:
+            op = heap_pop(w.pending_key, w.pending_op, first, w.pending_size[U(device)])
+            w.pending_size[U(device)] -= 1
+            heap_push(w.queue_key, w.queue_op, first, size, w.key[U(op)], op)
+            size += 1
+    slots = tables.slots[U(device)]
+    while w.busy[U(device)] < slots and size and not (fifo and w.queue_key[U(first)] > time):
+        op = heap_pop(w.queue_key, w.queue_op, first, size)
+        size -= 1
+        start_op(tables, w, device, op, time, op_factor)
+    w.queue_size[U(device)] = size
+    following = np.inf
+    if w.busy[U(device)] < slots:
+        if fifo and size:
+            following = w.queue_key[U(first)]
+        elif not fifo and w.pending_size[U(device)]:
+            following = w.pending_key[U(first)]
+    for slot in range(w.slot_base[U(device)], w.slot_base[U(device)] + w.busy[U(device)]):
+        following = min(following, w.slot_finish[U(slot)])
+    w.event[U(device)] = following
+
+
+@compiled
 def simulate_free(
     tables: Tables,
     devices: np.ndarray,
@@ -124,8 +158,8 @@ def simulate_free(
 ) -> float:
     """Simulates a prepared placement where links never contend and memory is not limited.
 
-    An op whose inputs' arrivals are all known waits in its device's `pending` heap until the time
-    comes; under fifo, where priority is that very time, it goes to the device's queue at once.
+    `w.event` holds when each device must be looked at: a slot's finish, or the next arrival if it
+    has a free slot. Usually one device is due, and only it can start something.
 
     Returns:
         The makespan. [s]
@@ -133,33 +167,20 @@ def simulate_free(
     num_devices = len(tables.slots)
     n = len(devices)
     fifo = len(w.key) == 0
-    base, busy, slot_base, slot_finish = w.queue_base, w.busy, w.slot_base, w.slot_finish
-    ahead_size, ahead_key = w.queue_size, w.queue_key
-    if not fifo:
-        ahead_size, ahead_key = w.pending_size, w.pending_key
     delayed = 0
     time = 0.0
     now = 1  # the round of this instant
+    from_device = 0
+    to_device = num_devices
     while True:
-        following = np.inf
-        for device in range(num_devices):
-            first = base[device]
-            if not fifo:
-                while ahead_size[device] and ahead_key[first] <= time:
-                    op = heap_pop(ahead_key, w.pending_op, first, ahead_size[device])
-                    ahead_size[device] -= 1
-                    heap_push(w.queue_key, w.queue_op, first, w.queue_size[device], w.key[op], op)
-                    w.queue_size[device] += 1
-            idle = tables.slots[device] - busy[device]
-            while idle and w.queue_size[device] and not (fifo and ahead_key[first] > time):
-                op = heap_pop(w.queue_key, w.queue_op, first, w.queue_size[device])
-                w.queue_size[device] -= 1
-                start_op(tables, w, device, op, time, op_factor)
-                idle -= 1
-            for slot in range(slot_base[device], slot_base[device] + busy[device]):
-                following = min(following, slot_finish[slot])
-            if idle and ahead_size[device]:
-                following = min(following, ahead_key[first])
+        for device in range(from_device, to_device):
+            start_ops(tables, w, device, time, op_factor)
+        following = w.event[0]
+        from_device = 0
+        for device in range(1, num_devices):
+            if w.event[U(device)] < following:
+                following = w.event[U(device)]
+                from_device = device
         next_round = now + 1 if following == time else 1
         if delayed and w.delayed_key[0] <= following:
             due = w.delayed_op[0] // n
@@ -170,30 +191,67 @@ def simulate_free(
             return time
         time = following
         now = next_round
+        alone = True
         while delayed and w.delayed_key[0] == time and w.delayed_op[0] // n == now:
+            alone = False
             op = heap_pop(w.delayed_key, w.delayed_op, 0, delayed) % n
             delayed -= 1
-            device = devices[op]
-            key = time if fifo else w.key[op]
-            heap_push(w.queue_key, w.queue_op, base[device], w.queue_size[device], key, op)
-            w.queue_size[device] += 1
-        for device in range(num_devices):
-            slot = slot_base[device]
-            while slot < slot_base[device] + busy[device]:
-                if slot_finish[slot] != time:
+            device = devices[U(op)]
+            size = w.queue_size[U(device)]
+            key = time if fifo else w.key[U(op)]
+            heap_push(w.queue_key, w.queue_op, w.queue_base[U(device)], size, key, op)
+            w.queue_size[U(device)] = size + 1
+        for device in range(from_device + 1, num_devices):
+            alone &= w.event[U(device)] != time
+        to_device = from_device + 1 if alone else num_devices
+        from_device = from_device if alone else 0
+        for device in range(from_device, to_device):
+            slot = w.slot_base[U(device)]
+            while slot < w.slot_base[U(device)] + w.busy[U(device)]:
+                if w.slot_finish[U(slot)] == time:
+                    op = take_finished(w, device, slot)
+                    delayed = deliver(
+                        tables, devices, transfer_factor, w, op, device, time, now, delayed
+                    )
+                else:
                     slot += 1
-                    continue
-                op = w.slot_op[slot]
-                busy[device] -= 1
-                last = slot_base[device] + busy[device]
-                slot_finish[slot] = slot_finish[last]
-                w.slot_op[slot] = w.slot_op[last]
-                delayed = deliver(
-                    tables, devices, transfer_factor, w, op, device, time, now, delayed
-                )
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
+def take_finished(w: Scratch, device: int, slot: int) -> int:
+    """Frees a slot, moving the device's last running op into it; returns the op that finished."""
+    op = w.slot_op[U(slot)]
+    w.busy[U(device)] -= 1
+    last = w.slot_base[U(device)] + w.busy[U(device)]
+    w.slot_finish[U(slot)] = w.slot_finish[U(last)]
+    w.slot_op[U(slot)] = w.slot_op[U(last)]
+    return op
+
+
+@inlined
+def arrival_of(
+    tables: Tables, op: int, route: int, factor: float, time: float, now: int, local: bool
+) -> tuple[float, int]:
+    """When, and in which round of that instant, an output sent now arrives uncontended.
+
+    On links that take no time every hop costs a round, as when hops are simulated one by one.
+    """
+    volume = tables.transfer_volume[U(op)]
+    if len(tables.direct_rate):
+        seconds = (tables.direct_latency[U(route)] + volume * tables.direct_rate[U(route)]) * factor
+        arrival = time + seconds
+        return arrival, 1 if arrival > time else now + (not local)
+    arrival = time
+    arrival_round = now
+    for hop in range(tables.route_ptr[U(route)], tables.route_ptr[U(route + 1)]):
+        link = tables.route_links[U(hop)]
+        before = arrival
+        arrival += (tables.link_latency[U(link)] + volume * tables.link_rate[U(link)]) * factor
+        arrival_round = 1 if arrival > before else arrival_round + 1
+    return arrival, arrival_round
+
+
+@inlined
 def deliver(
     tables: Tables,
     devices: np.ndarray,
@@ -207,52 +265,49 @@ def deliver(
 ) -> int:
     """Tells the consumers of a finished op when its output arrives; returns how many are delayed.
 
-    Arrivals are compared by (time, round): on a route of links that take no time every hop costs a
-    round, as it does when hops are simulated one by one.
+    Where the last producer of a consumer has finished, its ready time is known: the latest arrival,
+    compared by (time, round).
     """
     num_devices = len(tables.slots)
     n = len(devices)
     fifo = len(w.key) == 0
     noisy = len(transfer_factor) > 0
-    volume = tables.transfer_volume[op]
-    for edge in range(tables.succ_ptr[op], tables.succ_ptr[op + 1]):
-        consumer = tables.succ_ops[edge]
-        target = devices[consumer]
-        arrival = time
-        arrival_round = now
-        if target != device:
-            factor = transfer_factor[op, target] if noisy else 1.0
-            route = device * num_devices + target
-            for hop in range(tables.route_ptr[route], tables.route_ptr[route + 1]):
-                link = tables.route_links[hop]
-                before = arrival
-                arrival += (tables.link_latency[link] + volume * tables.link_rate[link]) * factor
-                arrival_round = 1 if arrival > before else arrival_round + 1
-        if arrival > w.ready_time[consumer]:
-            w.ready_time[consumer] = arrival
-            w.ready_round[consumer] = arrival_round
-        elif arrival == w.ready_time[consumer] and arrival_round > w.ready_round[consumer]:
-            w.ready_round[consumer] = arrival_round
-        w.missing[consumer] -= 1
-        if w.missing[consumer] > 0:
+    for edge in range(tables.succ_ptr[U(op)], tables.succ_ptr[U(op + 1)]):
+        consumer = tables.succ_ops[U(edge)]
+        target = devices[U(consumer)]
+        factor = transfer_factor[U(op), U(target)] if noisy else 1.0
+        route = device * num_devices + target
+        ready, due = arrival_of(tables, op, route, factor, time, now, target == device)
+        known = w.ready_time[U(consumer)]
+        known_due = w.ready_round[U(consumer)]
+        earlier = (ready < known) | ((ready == known) & (due < known_due))
+        ready = known if earlier else ready
+        due = known_due if earlier else due
+        w.ready_time[U(consumer)] = ready
+        w.ready_round[U(consumer)] = due
+        w.missing[U(consumer)] -= 1
+        if w.missing[U(consumer)] > 0:
             continue
-        ready = w.ready_time[consumer]
-        due = w.ready_round[consumer]
-        first = w.queue_base[target]
-        if (ready > time and due > 1) or (ready == time and due > now):
+        first = w.queue_base[U(target)]
+        if ((ready > time) & (due > 1)) | ((ready == time) & (due > now)):
             heap_push(w.delayed_key, w.delayed_op, 0, delayed, ready, due * n + consumer)
             delayed += 1
-        elif fifo or ready == time:
-            key = ready if fifo else w.key[consumer]
-            heap_push(w.queue_key, w.queue_op, first, w.queue_size[target], key, consumer)
-            w.queue_size[target] += 1
+            continue
+        if fifo or ready == time:
+            key = ready if fifo else w.key[U(consumer)]
+            heap_push(w.queue_key, w.queue_op, first, w.queue_size[U(target)], key, consumer)
+            w.queue_size[U(target)] += 1
         else:
-            heap_push(w.pending_key, w.pending_op, first, w.pending_size[target], ready, consumer)
-            w.pending_size[target] += 1
+            heap_push(
+                w.pending_key, w.pending_op, first, w.pending_size[U(target)], ready, consumer
+            )
+            w.pending_size[U(target)] += 1
+        if w.busy[U(target)] < tables.slots[U(target)]:
+            w.event[U(target)] = min(w.event[U(target)], ready)
     return delayed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def simulate_queued(
     tables: Tables,
     devices: np.ndarray,
@@ -301,11 +356,7 @@ def simulate_queued(
                 if slot_finish[slot] != time:
                     slot += 1
                     continue
-                op = w.slot_op[slot]
-                busy[device] -= 1
-                last = slot_base[device] + busy[device]
-                slot_finish[slot] = slot_finish[last]
-                w.slot_op[slot] = w.slot_op[last]
+                op = take_finished(w, device, slot)
                 if memory:
                     release_inputs(tables, devices, x, op, device)
                 for edge in range(tables.succ_ptr[op], tables.succ_ptr[op + 1]):
@@ -317,7 +368,7 @@ def simulate_queued(
             finish_hop(tables, devices, memory, time, w, x)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def simulate_batch(
     tables: Tables,
     placements: np.ndarray,
@@ -357,7 +408,7 @@ def simulate_batch(
             )
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def simulate_one(
     tables: Tables,
     devices: np.ndarray,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from doppler.problem import PlacementProblem
+from doppler.simulator.jit import allocating
 from doppler.simulator.networks import link_channels
 
 
@@ -20,6 +20,8 @@ class Tables(NamedTuple):
         transfer_volume: # (num_ops,) [B] or [s]
         link_latency, link_rate: # (num_links,) [s], [s/B] or [1]
         route_ptr, route_links: links from device s to d in row s * num_devices + d.
+        direct_latency, direct_rate: sums over each row, 0 from a device to itself; empty where a
+            route has more than one link. # (num_devices ** 2,) [s], [s/B] or [1]
         channel_ptr, channels: channels that each link occupies.
         sharing_ptr, sharing: links that each channel is occupied by.
         slots: # (num_devices,)
@@ -37,6 +39,8 @@ class Tables(NamedTuple):
     link_rate: np.ndarray
     route_ptr: np.ndarray
     route_links: np.ndarray
+    direct_latency: np.ndarray
+    direct_rate: np.ndarray
     channel_ptr: np.ndarray
     channels: np.ndarray
     sharing_ptr: np.ndarray
@@ -59,6 +63,7 @@ class Scratch(NamedTuple):
         pending_size, pending_key, pending_op: ops whose ready time is known and ahead.
         delayed_key, delayed_op: ops that become ready in a later round of their instant.
         slot_base, slot_finish, slot_op, busy: running ops, packed at the front of each device.
+        event: when each device is due where arrivals are known ahead. # (num_devices,) [s]
     """
 
     missing: np.ndarray
@@ -80,6 +85,7 @@ class Scratch(NamedTuple):
     slot_finish: np.ndarray
     slot_op: np.ndarray
     busy: np.ndarray
+    event: np.ndarray
 
 
 class TransferScratch(NamedTuple):
@@ -155,6 +161,7 @@ def make_tables(problem: PlacementProblem, network: str) -> Tables:
         for channel in row:
             sharing[channel].append(link)
     route_ptr, route_links = _rows([route for row in topology.routes for route in row])
+    direct = len(route_ptr) - 1 if np.diff(route_ptr).max() <= 1 else 0
     channel_ptr, channel_ids = _rows(channels)
     sharing_ptr, sharing_links = _rows(sharing)
     known_bytes = np.empty(0) if graph.output_bytes is None else graph.output_bytes
@@ -169,6 +176,8 @@ def make_tables(problem: PlacementProblem, network: str) -> Tables:
         link_rate=np.array(costs.link_seconds_per_unit),
         route_ptr=route_ptr,
         route_links=route_links,
+        direct_latency=problem.route_latency.ravel()[:direct].copy(),
+        direct_rate=problem.route_seconds_per_unit.ravel()[:direct].copy(),
         channel_ptr=channel_ptr,
         channels=channel_ids,
         sharing_ptr=sharing_ptr,
@@ -185,7 +194,7 @@ def _rows(rows: list[tuple[int, ...]] | list[list[int]]) -> tuple[np.ndarray, np
     return ptr, np.array([value for row in rows for value in row], np.int32)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
     """Allocates; `free` says that transfers need no events (see `kernel.simulate_free`)."""
     n = len(tables.succ_ptr) - 1
@@ -213,10 +222,11 @@ def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
         np.empty(slots),
         np.empty(slots, np.int32),
         np.empty(d, np.int64),
+        np.empty(d),
     )
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def make_transfer_scratch(tables: Tables, memory: bool) -> TransferScratch:
     """Allocates for the largest number of transfers that a placement can cause."""
     n = len(tables.succ_ptr) - 1

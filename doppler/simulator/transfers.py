@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from doppler.simulator.heaps import heap_pop, heap_push
+from doppler.simulator.jit import compiled, inlined
 from doppler.simulator.tables import Scratch, Tables, TransferScratch
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def number_transfers(tables: Tables, devices: np.ndarray, w: Scratch, x: TransferScratch) -> None:
     """Finds the transfers of a placement, their consumers, hops and priorities.
 
@@ -69,7 +69,7 @@ def number_transfers(tables: Tables, devices: np.ndarray, w: Scratch, x: Transfe
         x.link_base[link + 1] += x.link_base[link]
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def mark_dirty(x: TransferScratch, link: int) -> None:
     """Notes that a hop may be able to start on the link in this round."""
     if not x.is_dirty[link]:
@@ -78,7 +78,7 @@ def mark_dirty(x: TransferScratch, link: int) -> None:
         x.counts[2] += 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def queue_hop(x: TransferScratch, transfer: int, time: float, fifo: bool) -> None:
     """Lets a transfer wait for the link of its current hop, eligible from `time`."""
     link = x.hop_link[x.hop_base[transfer] + x.hop[transfer]]
@@ -88,7 +88,7 @@ def queue_hop(x: TransferScratch, transfer: int, time: float, fifo: bool) -> Non
     mark_dirty(x, link)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def channels_free(tables: Tables, x: TransferScratch, link: int) -> bool:
     """Whether nothing occupies what the link needs."""
     for entry in range(tables.channel_ptr[link], tables.channel_ptr[link + 1]):
@@ -97,7 +97,7 @@ def channels_free(tables: Tables, x: TransferScratch, link: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def start_hops(
     tables: Tables, transfer_factor: np.ndarray, memory: bool, time: float, x: TransferScratch
 ) -> None:
@@ -149,7 +149,7 @@ def start_hops(
             waiting += 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def arrive(tables: Tables, devices: np.ndarray, w: Scratch, edge: int, time: float) -> None:
     """Counts one input of a consumer as resident; queues the consumer if it was the last."""
     consumer = tables.succ_ops[edge]
@@ -162,7 +162,7 @@ def arrive(tables: Tables, devices: np.ndarray, w: Scratch, edge: int, time: flo
         w.queue_size[device] = size + 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def finish_hop(
     tables: Tables,
     devices: np.ndarray,
@@ -193,7 +193,7 @@ def finish_hop(
         release_home(tables, devices, x, x.op[transfer])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def reset_memory(tables: Tables, devices: np.ndarray, x: TransferScratch) -> None:
     """Counts how often each resident tensor will be used before it can be freed.
 
@@ -217,14 +217,14 @@ def reset_memory(tables: Tables, devices: np.ndarray, x: TransferScratch) -> Non
                 edge = x.next_edge[edge]
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def allocate_output(tables: Tables, x: TransferScratch, op: int, device: int) -> None:
     """An op that starts has its output allocated."""
     x.resident[device] += tables.output_bytes[op]
     x.home_live[op] = True
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def release_home(tables: Tables, devices: np.ndarray, x: TransferScratch, op: int) -> None:
     """One consumer or transfer less needs the output of `op` on its own device."""
     x.home_uses[op] -= 1
@@ -233,7 +233,7 @@ def release_home(tables: Tables, devices: np.ndarray, x: TransferScratch, op: in
         x.home_live[op] = False
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def release_inputs(
     tables: Tables, devices: np.ndarray, x: TransferScratch, op: int, device: int
 ) -> None:
@@ -252,7 +252,7 @@ def release_inputs(
             x.copy_live[transfer] = False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def over_capacity(tables: Tables, x: TransferScratch) -> bool:
     """Updates the peaks at the end of a round; notes the lowest device that is over capacity."""
     for device in range(len(x.peak)):
