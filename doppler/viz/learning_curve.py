@@ -76,7 +76,7 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
     spans = _spans(stages, x)
     upper = [n for n in values if "_makespan_" in n]
     lower = [n for n in values if "loss" in n or "entropy" in n]
-    figure = new_figure(9.0, 6.0)
+    figure = new_figure(10.0, 6.0)
     panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     finite = [values[n][np.isfinite(values[n])] for n in upper]
     largest = max((v.max() for v in finite if v.size), default=1.0)
@@ -94,7 +94,7 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
         panel.grid(alpha=0.25)
         panel.set_xlim(0, max(spans[-1][2], 1.0))
         if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=8, loc="upper right", framealpha=0.8)
+            panel.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for name, left, right in spans:
         panels[0].text(
             (left + right) / 2, 1.0, name, transform=panels[0].get_xaxis_transform(),

@@ -1,0 +1,1 @@
+"""Entry points: read a configuration, build its parts, run, report."""

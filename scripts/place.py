@@ -1,0 +1,100 @@
+"""Places one problem with a scheduler or a trained policy and writes the placement as JSON.
+
+python scripts/place.py problem=graph.txt topology.num_devices=4 scheduler=critical_path
+python scripts/place.py workload=ffnn topology=p100 scheduler=enumerative output=ffnn.json
+python scripts/place.py problem=graph.txt topology.num_devices=4 checkpoint=runs/x/checkpoint.pt
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import hydra
+import numpy as np
+from hydra.utils import instantiate, to_absolute_path
+from omegaconf import DictConfig
+from rich.console import Console
+
+from doppler import Placement
+from doppler.errors import ConfigurationError
+from doppler.viz.figure import format_seconds
+from scripts.entry import check_positive, entry_point
+from scripts.problems import Setup, build_setup
+from scripts.progress import ProgressDisplay
+
+
+def run(config: DictConfig) -> Path:
+    """Places as configured; returns the path of the placement file."""
+    console = Console()
+    if config.problem is not None:
+        if "path" not in config.workload.keys():  # noqa: SIM118 - a missing value is not "in"
+            raise ConfigurationError("problem= and workload= are both given; leave one out")
+        config.workload.path = config.problem
+    check_positive(config.samples, "samples")
+    setup = build_setup(config, ProgressDisplay(console))
+    if config.checkpoint is None:
+        scheduler = instantiate(config.scheduler)
+        rng = np.random.default_rng(config.seed)
+        placement = scheduler.schedule(setup.problem, setup.settings.build(setup.problem), rng)
+    else:
+        placement = place_with_policy(setup, config)
+    path = Path(to_absolute_path(config.output or f"{setup.problem.name}.placement.json"))
+    placement.save(path, setup.problem)
+    info = placement.info
+    console.print(
+        f"{setup.problem.name}, {setup.problem.num_ops} ops on {setup.problem.num_devices} "
+        f"devices: {info['scheduler']} found simulated makespan "
+        f"{format_seconds(info['simulated_makespan'])} with {info['evaluations']} evaluations in "
+        f"{info['seconds']:.2f} s\nplacement: {path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return path
+
+
+def place_with_policy(setup: Setup, config: DictConfig) -> Placement:
+    """The best of `samples` episodes of a trained policy, the first one without sampling.
+
+    Raises:
+        CheckpointError: not a checkpoint of this version.
+    """
+    from doppler.policies import DualPolicy, PolicyConfig
+    from doppler.training import EpisodeRunner
+    from doppler.training.checkpoint import load_checkpoint
+
+    began = perf_counter()
+    path = Path(to_absolute_path(config.checkpoint))
+    document = load_checkpoint(path)
+    policy = DualPolicy(PolicyConfig(**document["identity"]["policy"]))
+    policy.load_state_dict(document["policy"])
+    simulator = setup.settings.build(setup.problem)
+    rng = np.random.default_rng(config.seed)
+    batches = []
+    for batch_size, greedy in ((1, True), (config.samples - 1, False)):
+        if batch_size:
+            runner = EpisodeRunner(policy, setup.problem, simulator.network, batch_size)
+            batches.append(runner.run(rng, greedy=greedy, record=False))
+    devices = np.concatenate([batch.placements for batch in batches])
+    orders = np.concatenate([batch.ops for batch in batches])
+    makespans = simulator.makespans(devices, orders if simulator.choose == "given" else None)
+    best = int(np.argmin(makespans))
+    info = {
+        "scheduler": "doppler",
+        "simulated_makespan": float(makespans[best]),
+        "seconds": perf_counter() - began,
+        "evaluations": len(makespans),
+        "checkpoint": path.name,
+    }
+    return Placement(devices[best], orders[best], info)
+
+
+@hydra.main(version_base=None, config_path="../configs", config_name="place")
+@entry_point
+def main(config: DictConfig) -> None:
+    """Hydra's entry point."""
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

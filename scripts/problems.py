@@ -1,0 +1,308 @@
+"""From the configuration to a placement problem, a simulator and an executor.
+
+The classes here are the `_target_`s of the groups workload, topology, simulator and executor where
+the library has no class of that shape: they say what to build, `build_setup` builds it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from hydra.utils import instantiate, to_absolute_path
+from omegaconf import DictConfig
+
+from doppler import PlacementProblem, Topology, load_problem
+from doppler.errors import ConfigurationError
+from doppler.simulator import LognormalNoise, Simulator
+from doppler.workloads import Workload
+from scripts.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from doppler.executor import CpuExecutor, Profile
+    from doppler.training import Objective
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """workload=file: a problem file in place of a workload; it has no kernels to run.
+
+    Args:
+        path: relative to the folder that the command was given in.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True)
+class FileTopology:
+    """topology=from_file: devices and links as the problem file says.
+
+    Args:
+        num_devices: for files in the published format, which name no devices; None for JSON files.
+    """
+
+    num_devices: int | None = None
+
+
+class CostSource(Protocol):
+    """Where a problem's seconds come from."""
+
+    def problem(
+        self, workload: Workload | ProblemFile, topology: Topology | FileTopology, parts: Builder
+    ) -> tuple[PlacementProblem, Profile | None]:
+        """Builds the problem, and returns the profile that it was built from, if any."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What building may need besides the configuration."""
+
+    progress: ProgressDisplay
+
+
+@dataclass(frozen=True)
+class PresetCost:
+    """Roofline estimates from the topology's data-sheet rates."""
+
+    def problem(
+        self, workload: Workload | ProblemFile, topology: Topology | FileTopology, parts: Builder
+    ) -> tuple[PlacementProblem, Profile | None]:
+        """See `CostSource.problem`."""
+        tensors, devices = _with_kernels(workload, topology)
+        return tensors.problem(devices), None
+
+
+@dataclass(frozen=True)
+class CalibratedCost:
+    """Seconds measured on this machine's devices.
+
+    Args:
+        profile: a file that `scripts/calibrate.py` wrote; None: calibrate now.
+        repeats: timed runs of each kernel and copy when calibrating now.
+    """
+
+    profile: str | None = None
+    repeats: int | None = None
+
+    def problem(
+        self, workload: Workload | ProblemFile, topology: Topology | FileTopology, parts: Builder
+    ) -> tuple[PlacementProblem, Profile | None]:
+        """See `CostSource.problem`.
+
+        Raises:
+            ConfigurationError: the topology is not the CPU devices, which are what is measured.
+        """
+        from doppler.executor import Profile
+
+        tensors, devices = _with_kernels(workload, topology)
+        if not devices.name.startswith("cpu"):
+            raise ConfigurationError(
+                f"simulator=calibrated measures CPU devices, the topology is {devices.name}: use "
+                "simulator=preset, or topology=cpu"
+            )
+        if self.profile is None:
+            profile = run_calibration(tensors, devices.num_devices, self.repeats, parts.progress)
+        else:
+            profile = Profile.load(to_absolute_path(self.profile))
+        measured = profile.topology(devices.num_devices)
+        return tensors.problem(measured, profile.cost_model(tensors, measured)), profile
+
+
+@dataclass(frozen=True)
+class FileCost:
+    """Seconds as the problem file says."""
+
+    def problem(
+        self, workload: Workload | ProblemFile, topology: Topology | FileTopology, parts: Builder
+    ) -> tuple[PlacementProblem, Profile | None]:
+        """See `CostSource.problem`."""
+        if not isinstance(workload, ProblemFile):
+            raise ConfigurationError(
+                "a workload needs devices: choose topology=cpu, p100, v100, host_staged or ideal "
+                "(from_file goes with workload=file only)"
+            )
+        if not isinstance(topology, FileTopology):
+            raise ConfigurationError(
+                "workload=file brings its own devices and links: leave topology= out, only "
+                "topology.num_devices may be given"
+            )
+        path = Path(to_absolute_path(workload.path))
+        return load_problem(path, num_devices=topology.num_devices), None
+
+
+@dataclass(frozen=True)
+class SimulatorSettings:
+    """The group simulator.
+
+    Args:
+        cost: where seconds come from.
+        network: network model.
+        choose: choose-task rule.
+        noise: relative spread of durations during training, 0 for none; tables and pictures are
+            always noise-free.
+        seed: of `choose=random`.
+    """
+
+    cost: CostSource
+    network: str = "serial_links"
+    choose: str = "fifo"
+    noise: float = 0.0
+    seed: int = 0
+
+    def build(self, problem: PlacementProblem, noisy: bool = False) -> Simulator:
+        """A simulator of `problem`, noise-free unless `noisy` and `noise` is above 0."""
+        noise = LognormalNoise(self.noise) if noisy and self.noise else None
+        return Simulator(
+            problem, network=self.network, choose=self.choose, noise=noise, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class CpuExecution:
+    """executor=cpu: run on CPU devices, one worker thread each.
+
+    Args:
+        repeats: measured runs per placement in the results table.
+        warmup: unmeasured runs before them.
+        timeout_s: a run that takes longer is given up. [s]
+        input_seed: of the workload's input tensors.
+    """
+
+    repeats: int = 15
+    warmup: int = 2
+    timeout_s: float = 120.0
+    input_seed: int = 0
+
+    def build(self, setup: Setup) -> CpuExecutor:
+        """Starts the devices; close them when done.
+
+        Raises:
+            ConfigurationError: the problem came from a file, or is about other devices than CPUs.
+        """
+        from doppler.executor import CpuExecutor
+
+        if setup.workload is None:
+            raise ConfigurationError(
+                "executor=cpu needs kernels, a problem file has none: use executor=none"
+            )
+        if not setup.problem.topology.name.startswith("cpu"):
+            raise ConfigurationError(
+                f"executor=cpu runs CPU devices, the topology is {setup.problem.topology.name}: "
+                "use executor=none, or topology=cpu"
+            )
+        return CpuExecutor(
+            setup.workload,
+            setup.problem.num_devices,
+            problem=setup.problem,
+            network=setup.settings.network,
+            choose=setup.settings.choose,
+            seed=setup.settings.seed,
+            input_seed=self.input_seed,
+            timeout_s=self.timeout_s,
+        )
+
+
+@dataclass(frozen=True)
+class NoExecution:
+    """executor=none: simulate only."""
+
+    repeats: int = 0
+    warmup: int = 0
+
+    def build(self, setup: Setup) -> None:
+        """There are no devices to start."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A problem and what belongs to it.
+
+    Args:
+        workload: None where the problem came from a file.
+        problem: graph, topology and costs.
+        settings: how it is simulated.
+        profile: what the costs were made from, None unless calibrated.
+    """
+
+    workload: Workload | None
+    problem: PlacementProblem
+    settings: SimulatorSettings
+    profile: Profile | None
+
+
+def build_setup(config: DictConfig, progress: ProgressDisplay) -> Setup:
+    """Builds the problem that the groups workload, topology and simulator describe.
+
+    Raises:
+        DopplerError: groups that do not go together, a bad file, an unknown name or size.
+    """
+    settings: SimulatorSettings = instantiate(config.simulator)
+    workload = build_workload(config.workload)
+    topology = instantiate(config.topology)
+    problem, profile = settings.cost.problem(workload, topology, Builder(progress))
+    return Setup(
+        workload=None if isinstance(workload, ProblemFile) else workload,
+        problem=problem,
+        settings=settings,
+        profile=profile,
+    )
+
+
+def noisy_objective(simulator: Simulator) -> Objective:
+    """Simulated makespans under noise that is drawn anew for every batch.
+
+    The draw depends on the batch's content alone, so that a resumed run sees the same one.
+    """
+
+    def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        seed = zlib.crc32(np.ascontiguousarray(placements).tobytes())
+        given = orders if simulator.choose == "given" else None
+        return simulator.makespans(placements, given, noise_seed=seed)
+
+    return objective
+
+
+def build_workload(config: DictConfig) -> Workload | ProblemFile:
+    """Builds the group workload; sizes left at null are the scale's own."""
+    given = {str(key): config[key] for key in config if config[key] is not None}
+    built: Workload | ProblemFile = instantiate(given)
+    return built
+
+
+def default_cache() -> Path:
+    """Where profiles go by default: $XDG_CACHE_HOME/doppler, or ~/.cache/doppler."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "doppler"
+
+
+def run_calibration(
+    workload: Workload, num_devices: int, repeats: int | None, progress: ProgressDisplay
+) -> Profile:
+    """Times every kernel and copy of a workload on CPU devices, showing how far it is."""
+    from doppler.executor import calibrate
+
+    options: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
+    with progress.step("calibration", 100) as advance:
+        return calibrate(
+            workload,
+            num_devices,
+            progress=lambda done, total: advance(round(100 * done / total), f"{done} of {total}"),
+            **options,
+        )
+
+
+def _with_kernels(
+    workload: Workload | ProblemFile, topology: Topology | FileTopology
+) -> tuple[Workload, Topology]:
+    if isinstance(workload, ProblemFile) or isinstance(topology, FileTopology):
+        raise ConfigurationError(
+            "workload=file brings its own devices, links and seconds, other workloads need a "
+            "topology and simulator=preset or calibrated: leave topology= and simulator= out with "
+            "workload=file (topology.num_devices may be given)"
+        )
+    return workload, topology

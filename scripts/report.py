@@ -1,0 +1,123 @@
+"""From placements to what a run leaves behind: rows, comparison, pictures, files, the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from doppler import Placement, Schedule
+from doppler.errors import CapacityError, UnknownQuantityError
+from doppler.schedulers import CriticalPath
+from doppler.simulator import Simulator
+from doppler.viz import plot_gantt
+from doppler.viz.figure import format_seconds
+from scripts.results import ResultsTable, Row
+from scripts.run_folder import RunFolder
+
+SINGLE_DEVICE = "single device"
+
+
+def scheduler_rows(schedulers: DictConfig, simulator: Simulator, seed: int) -> list[Row]:
+    """Runs the configured schedulers; one that cannot do this problem gets a row with the reason.
+
+    Each has its own generator, so that leaving one out does not change the others.
+    """
+    rows = []
+    for name, options in schedulers.items():
+        rng = np.random.default_rng([seed, *str(name).encode()])
+        label = str(name).replace("_", " ")
+        try:
+            placement = instantiate(options).schedule(simulator.problem, simulator, rng)
+            rows.append(Row(label, placement))
+        except (UnknownQuantityError, CapacityError) as error:
+            rows.append(Row(label, None, reason=str(error)))
+    return rows
+
+
+@dataclass(frozen=True)
+class EqualEvaluations:
+    """The policy's best against the best of as many randomised critical-path runs.
+
+    Args:
+        evaluations: runs of the one, episodes of the other.
+        critical_path: best simulated makespan of the critical-path runs. [s]
+        critical_path_seconds: what they took. [s]
+        policy: best simulated makespan of training. [s]
+        policy_seconds: what training took. [s]
+    """
+
+    evaluations: int
+    critical_path: float
+    critical_path_seconds: float
+    policy: float
+    policy_seconds: float
+
+    def __str__(self) -> str:
+        policy = f"policy {format_seconds(self.policy)} in {self.policy_seconds:.0f} s"
+        rival = format_seconds(self.critical_path)
+        return (
+            f"at equal evaluations ({self.evaluations} episodes, {self.evaluations} randomised "
+            f"critical-path runs), best simulated makespan: {policy}, critical path {rival} in "
+            f"{self.critical_path_seconds:.0f} s; critical path / policy = "
+            f"{self.critical_path / self.policy:.3f} (above 1: the policy is better)"
+        )
+
+
+def compare_at_equal_evaluations(
+    simulator: Simulator, best: Placement, evaluations: int, seconds: float, seed: int
+) -> EqualEvaluations:
+    """Gives the critical-path scheduler as many randomised runs as training had episodes."""
+    began = perf_counter()
+    rival = CriticalPath(ties="random", restarts=evaluations).schedule(
+        simulator.problem, simulator, np.random.default_rng([seed, evaluations])
+    )
+    return EqualEvaluations(
+        evaluations=evaluations,
+        critical_path=rival.info["simulated_makespan"],
+        critical_path_seconds=perf_counter() - began,
+        policy=simulate(simulator, best),
+        policy_seconds=seconds,
+    )
+
+
+def simulate(simulator: Simulator, placement: Placement) -> float:
+    """Simulated makespan; the order counts under `choose=given` only. [s]"""
+    order = placement.order if simulator.choose == "given" else None
+    return simulator.makespan(placement.devices, order)
+
+
+def best_heuristic(table: ResultsTable, policies: Sequence[str]) -> Row | None:
+    """The row with the least makespan, measured where measured, that is no policy's."""
+    rows = [r for r in table.rows if r.label not in policies and r.simulated is not None]
+    return min(rows, key=_makespan, default=None)
+
+
+def _makespan(row: Row) -> float:
+    if row.measurement is not None:
+        return float(row.measurement.median)
+    return np.inf if row.simulated is None else row.simulated.makespan
+
+
+def draw_gantt(row: Row, folder: RunFolder) -> Path:
+    """Draws a row's simulated and, where there is one, measured schedule side by side."""
+    panels: list[tuple[str, Schedule]] = []
+    if row.simulated is not None:
+        panels.append((row.label, row.simulated))
+    if row.measurement is not None:
+        panels.append((f"{row.label}, median run", row.measurement.schedule))
+    return plot_gantt(panels, folder.gantt(row.label))
+
+
+def table_summary(table: ResultsTable) -> dict[str, Any]:
+    """The table's numbers for `summary.json`: a dictionary per row, unknown ones left out."""
+    return {
+        row.label: {k: v for k, v in table.numbers(row).items() if v is not None}
+        for row in table.rows
+    }

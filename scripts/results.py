@@ -1,0 +1,299 @@
+"""The results table: every placement simulated and, where there are devices, measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from doppler import Placement, Schedule
+from doppler.errors import CapacityError, UnknownQuantityError
+from doppler.files import write_text_atomically
+from doppler.schedule import lower_bounds
+from doppler.viz.figure import format_seconds
+from scripts.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from doppler.executor import CpuExecutor, Measurement, ResultCheck
+    from doppler.simulator import Simulator
+
+UNKNOWN = "-"
+HEADERS = {
+    "scheduler": "scheduler",
+    "simulated_makespan": "simulated makespan",
+    "measured_makespan": "measured makespan",
+    "simulation_error": "simulation error",
+    "speed_up": "speed-up",
+    "gap": "gap to bound",
+    "bytes_moved": "bytes moved",
+    "utilisation": "utilisation",
+    "result_check": "result check",
+}
+CSV_COLUMNS = (
+    "scheduler",
+    "simulated_makespan_s",
+    "measured_makespan_median_s",
+    "measured_makespan_q1_s",
+    "measured_makespan_q3_s",
+    "measured_runs",
+    "simulation_error_percent",
+    "speed_up_over_single_device",
+    "gap_to_lower_bound_percent",
+    "bytes_moved",
+    "device_utilisation_percent",
+    "result_check",
+    "result_max_relative_error",
+)
+
+
+@dataclass
+class Row:
+    """One placement and what was found out about it; None where that is unknown.
+
+    Args:
+        label: first column.
+        placement: None where the scheduler could not make one.
+        reason: why there is no placement or no simulated makespan.
+    """
+
+    label: str
+    placement: Placement | None
+    reason: str | None = None
+    simulated: Schedule | None = None
+    measurement: Measurement | None = None
+    check: ResultCheck | None = None
+    bytes_moved: float | None = None
+
+
+@dataclass
+class ResultsTable:
+    """Rows plus what they are compared with.
+
+    Args:
+        rows: in the order of printing.
+        lower_bound: of the problem, see `doppler.schedule.lower_bounds`. [s]
+        single_device: label of the row that speed-ups refer to.
+        title: printed on top.
+        footnotes: why cells are empty and how others are meant.
+    """
+
+    rows: list[Row]
+    lower_bound: float
+    single_device: str
+    title: str
+    footnotes: list[str] = field(default_factory=list)
+
+    def row(self, label: str) -> Row | None:
+        """The row of that label, or None."""
+        return next((row for row in self.rows if row.label == label), None)
+
+    def numbers(self, row: Row) -> dict[str, Any]:
+        """The row's cells as plain numbers by `CSV_COLUMNS`, None where unknown."""
+        simulated, measured = row.simulated, row.measurement
+        schedule = simulated if measured is None else measured.schedule
+        cells: dict[str, Any] = dict.fromkeys(CSV_COLUMNS)
+        cells["scheduler"] = row.label
+        cells["bytes_moved"] = row.bytes_moved
+        cells["speed_up_over_single_device"] = self._speed_up(row)
+        if simulated is not None:
+            cells["simulated_makespan_s"] = simulated.makespan
+            if self.lower_bound > 0:
+                gap = 100 * (simulated.makespan / self.lower_bound - 1)
+                cells["gap_to_lower_bound_percent"] = gap
+        if measured is not None:
+            cells["measured_makespan_median_s"] = float(measured.median)
+            cells["measured_makespan_q1_s"] = float(measured.q1)
+            cells["measured_makespan_q3_s"] = float(measured.q3)
+            cells["measured_runs"] = len(measured.makespans)
+            if simulated is not None:
+                error = 100 * (simulated.makespan / float(measured.median) - 1)
+                cells["simulation_error_percent"] = error
+        if schedule is not None:
+            cells["device_utilisation_percent"] = 100 * float(schedule.utilisation.mean())
+        if row.check is not None:
+            cells["result_check"] = "passed" if row.check.passed else "FAILED"
+            cells["result_max_relative_error"] = float(row.check.max_relative_error)
+        return cells
+
+    def _speed_up(self, row: Row) -> float | None:
+        base = self.row(self.single_device)
+        if base is None:
+            return None
+        if base.measurement is not None and row.measurement is not None:
+            return float(base.measurement.median) / float(row.measurement.median)
+        if base.measurement is None and base.simulated is not None and row.simulated is not None:
+            return base.simulated.makespan / row.simulated.makespan
+        return None
+
+    def texts(self, row: Row) -> list[str]:
+        """The row's cells for people, in the order of `HEADERS`."""
+        n = self.numbers(row)
+        median = n["measured_makespan_median_s"]
+        measured = UNKNOWN
+        if median is not None:
+            low, high = n["measured_makespan_q1_s"], n["measured_makespan_q3_s"]
+            measured = f"{format_seconds(median)} [{format_seconds(low)}, {format_seconds(high)}]"
+        check = n["result_check"] or UNKNOWN
+        if n["result_check"]:
+            check = f"{check} ({n['result_max_relative_error']:.1e})"
+        simulated = n["simulated_makespan_s"]
+        return [
+            row.label,
+            UNKNOWN if simulated is None else format_seconds(simulated),
+            measured,
+            _format(n["simulation_error_percent"], "{:+.1f} %"),
+            _format(n["speed_up_over_single_device"], "{:.2f} x"),
+            _format(n["gap_to_lower_bound_percent"], "{:.1f} %"),
+            UNKNOWN if n["bytes_moved"] is None else _format_bytes(n["bytes_moved"]),
+            _format(n["device_utilisation_percent"], "{:.0f} %"),
+            check,
+        ]
+
+    def print(self, console: Console) -> None:
+        """Prints the table and its footnotes; each cell stays on one line on a wide terminal."""
+        table = Table(title=self.title, title_justify="left", header_style="bold")
+        for index, header in enumerate(HEADERS.values()):
+            table.add_column(header, justify="left" if index == 0 else "right")
+        for row in self.rows:
+            table.add_row(*self.texts(row))
+        if not console.is_terminal:  # a pipe has no width: do not fold at the assumed 80 columns
+            console = Console(file=console.file, width=180, highlight=False)
+        console.print(table)
+        for note in self.footnotes:
+            console.print(f"  {note}", highlight=False, markup=False)
+
+    def to_csv(self) -> str:
+        """Full precision, units in the column names, empty cells where unknown."""
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, CSV_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.numbers(row) for row in self.rows)
+        return stream.getvalue()
+
+    def to_markdown(self) -> str:
+        """The printed table as Markdown, footnotes below."""
+        headers = list(HEADERS.values())
+        lines = [f"**{self.title}**", "", "| " + " | ".join(headers) + " |"]
+        lines.append("|---" + "|---:" * (len(headers) - 1) + "|")
+        lines += ["| " + " | ".join(self.texts(row)) + " |" for row in self.rows]
+        lines += ["", *(f"- {note}" for note in self.footnotes)]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def save(self, csv_path: Path, markdown_path: Path) -> None:
+        """Writes both files under temporary names and renames them."""
+        write_text_atomically(csv_path, self.to_csv())
+        write_text_atomically(markdown_path, self.to_markdown())
+
+
+def evaluate(
+    rows: Sequence[Row],
+    simulator: Simulator,
+    executor: CpuExecutor | None,
+    *,
+    repeats: int,
+    warmup: int,
+    progress: ProgressDisplay,
+    single_device: str,
+) -> ResultsTable:
+    """Simulates every row and, with an executor, checks and measures all of them interleaved.
+
+    Args:
+        rows: filled in place.
+        simulator: noise-free, of the problem that all placements belong to.
+        executor: real devices, or None.
+        repeats: measured runs per row, in rounds over all rows.
+        warmup: unmeasured runs per row before them.
+        progress: where to show how far it is.
+        single_device: label of the row that speed-ups refer to.
+
+    Returns:
+        The table, with a footnote for every kind of cell that stays empty.
+    """
+    problem = simulator.problem
+    table = ResultsTable(
+        rows=list(rows),
+        lower_bound=lower_bounds(problem).best,
+        single_device=single_device,
+        title=f"{problem.name}, {problem.num_ops} ops on {problem.num_devices} devices",
+    )
+    for row in table.rows:
+        _simulate(row, simulator)
+    placed = [row for row in table.rows if row.placement is not None]
+    if executor is not None and placed:
+        placements = [row.placement for row in placed if row.placement is not None]
+        with progress.step("result checks", len(placed)) as advance:
+            for index, row in enumerate(placed):
+                assert row.placement is not None
+                row.check = executor.check(row.placement)
+                advance(index + 1, row.label)
+        with progress.step("evaluation", (repeats + warmup) * len(placed)) as advance:
+            measurements = executor.measure(
+                placements,
+                repeats=repeats,
+                warmup=warmup,
+                progress=lambda done, total: advance(done, ""),
+            )
+        for row, measurement in zip(placed, measurements, strict=True):
+            row.measurement = measurement
+    table.footnotes = _footnotes(table, simulator, executor is not None, repeats, warmup)
+    return table
+
+
+def _simulate(row: Row, simulator: Simulator) -> None:
+    if row.placement is None:
+        return
+    order = row.placement.order if simulator.choose == "given" else None
+    try:
+        row.simulated = simulator.run(row.placement.devices, order)
+    except CapacityError as error:
+        row.reason = str(error)
+        return
+    try:
+        row.bytes_moved = row.simulated.bytes_moved()
+    except UnknownQuantityError:
+        row.bytes_moved = None
+
+
+def _footnotes(
+    table: ResultsTable, simulator: Simulator, measured: bool, repeats: int, warmup: int
+) -> list[str]:
+    problem = simulator.problem
+    notes = [
+        f"simulated: network {simulator.network}, choose {simulator.choose}; costs from "
+        f"{problem.cost_model.source}",
+        f"gap to bound: simulated makespan above {format_seconds(table.lower_bound)}, the larger "
+        "of the longest chain of ops and all work shared evenly, communication free",
+    ]
+    if measured:
+        notes.append(
+            f"measured: median [quartiles] of {repeats} runs after {warmup} warm-up runs, rows "
+            "interleaved; speed-up and utilisation are measured, speed-up is over "
+            f"{table.single_device}"
+        )
+    else:
+        notes.append(
+            f"{UNKNOWN} measured makespan, simulation error, result check: no executor, nothing "
+            f"was run on real devices; speed-up over {table.single_device} and utilisation are "
+            "simulated"
+        )
+    if problem.graph.output_bytes is None:
+        notes.append(f"{UNKNOWN} bytes moved: the problem's source gives seconds, not bytes")
+    notes += [f"{UNKNOWN} {row.label}: {row.reason}" for row in table.rows if row.reason]
+    return notes
+
+
+def _format(value: float | None, template: str) -> str:
+    return UNKNOWN if value is None else template.format(value)
+
+
+def _format_bytes(amount: float) -> str:
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if amount >= scale:
+            return f"{amount / scale:.3g} {unit}"
+    return f"{amount:.0f} B"
