@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from doppler.problem import PlacementProblem
-from doppler.simulator.networks import link_channels
+from doppler.schedule.networks import link_channels
 
 
 class ProblemArrays(NamedTuple):
@@ -28,7 +28,7 @@ class ProblemArrays(NamedTuple):
     link_latency: np.ndarray  # (L,) [s]
     link_rate: np.ndarray  # (L,) [s/B] or [1]
     channel_ptr: np.ndarray  # (L + 1,) rows of channels
-    channels: np.ndarray  # what a hop over each link occupies; see simulator.networks
+    channels: np.ndarray  # what a hop over each link occupies; see schedule.networks
     arrival_ptr: np.ndarray  # (N + 1,) rows of StateArrays.arrival_*
 
 

@@ -169,6 +169,12 @@ class Construction:
         kernel.candidate_earliest_starts(self._p, self._s, out)
         return out
 
+    def candidate_device_starts(self) -> np.ndarray:
+        """Earliest start of each candidate on each device, 0 for other ops. # (B, N, D) [s]"""
+        out = np.empty((self.batch_size, self.problem.num_ops, self.problem.num_devices))
+        kernel.candidate_device_starts(self._p, self._s, out)
+        return out
+
     def list_schedule(self, priorities: np.ndarray, seeds: np.ndarray | None = None) -> None:
         """Completes all episodes in one call: highest priority first, earliest start wins.
 
@@ -185,7 +191,9 @@ class Construction:
         tie_seeds = np.zeros(self.batch_size, np.uint64)
         if seeds is not None:
             tie_seeds[:] = seeds
-        list_scheduling.list_schedule(self._p, self._s, keys, tie_seeds)
+        heap = np.empty(self.problem.num_ops, np.int64)
+        tie_keys = np.empty(self.problem.num_ops, np.uint64)
+        list_scheduling.list_schedule(self._p, self._s, keys, tie_seeds, heap, tie_keys)
 
     def _indices(self, values: np.ndarray, label: str) -> np.ndarray:
         array = np.asarray(values)

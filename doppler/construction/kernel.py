@@ -2,8 +2,7 @@
 
 All loops over episodes are here. They are serial and release the GIL: one step of a batch takes
 microseconds, which no thread pool repays, and without OpenMP the kernels survive the fork of a
-process-based vector environment. Helpers are inlined by force: a call would count
-references to some thirty arrays, which halves the speed.
+process-based vector environment.
 
 In every function `p` is a `ProblemArrays`, `s` a `StateArrays` and `b` an episode.
 """
@@ -11,9 +10,9 @@ In every function `p` is a `ProblemArrays`, `s` a `StateArrays` and `b` an episo
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from doppler.construction.arrays import ProblemArrays, StateArrays
+from doppler.simulator.jit import compiled, inlined
 
 NUM_DEVICE_FEATURES = 5
 INSERTION_SORT_LIMIT = 32
@@ -21,14 +20,47 @@ INSERTION_SORT_LIMIT = 32
 OK = -1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
+def _later(s: StateArrays, b: int, one: int, other: int) -> bool:
+    """Whether op `one` finishes after op `other`, ties to the higher id."""
+    if s.finish[b, one] != s.finish[b, other]:
+        return s.finish[b, one] > s.finish[b, other]
+    return one > other
+
+
+@inlined
+def _sift_down(s: StateArrays, b: int, root: int, size: int) -> None:
+    heap = s.sorted_preds
+    while 2 * root + 1 < size:
+        child = 2 * root + 1
+        if child + 1 < size and _later(s, b, heap[child + 1], heap[child]):
+            child += 1
+        if not _later(s, b, heap[child], heap[root]):
+            break
+        heap[root], heap[child] = heap[child], heap[root]
+        root = child
+
+
+@compiled
+def _heap_sort(p: ProblemArrays, s: StateArrays, b: int, first: int, count: int) -> None:
+    """Sorts many predecessors in place: compiled functions cannot allocate, as np.argsort would."""
+    heap = s.sorted_preds
+    for i in range(count):
+        heap[i] = p.pred_ops[first + i]
+    for root in range(count // 2 - 1, -1, -1):
+        _sift_down(s, b, root, count)
+    for size in range(count - 1, 0, -1):
+        heap[0], heap[size] = heap[size], heap[0]
+        _sift_down(s, b, 0, size)
+
+
+@inlined
 def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int:
     """Fills `sorted_preds` by (finish, id), as their transfers queue; returns how many."""
     first = p.pred_ptr[op]
     count = p.pred_ptr[op + 1] - first
     if count > INSERTION_SORT_LIMIT and p.contended:
-        row = p.pred_ops[first : first + count]
-        s.sorted_preds[:count] = row[np.argsort(s.finish[b][row], kind="mergesort")]
+        _heap_sort(p, s, b, first, count)
         return count
     for i in range(count):
         pred = p.pred_ops[first + i]
@@ -41,7 +73,7 @@ def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int
     return count
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> float:
     """Arrival of an output that was already sent to `device`, else -1."""
     for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
@@ -52,7 +84,7 @@ def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: in
     return -1.0
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _remember_arrival(
     p: ProblemArrays, s: StateArrays, b: int, op: int, device: int, time: float
 ) -> None:
@@ -63,7 +95,7 @@ def _remember_arrival(
             return
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _arrivals(
     p: ProblemArrays, s: StateArrays, b: int, device: int, count: int, commit: bool
 ) -> float:
@@ -114,7 +146,7 @@ def _arrivals(
     return last
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> None:
     """Commits one op: its transfers, its times, and the candidates that it makes."""
     count = _sort_predecessors(p, s, b, op)
@@ -144,7 +176,7 @@ def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> No
             s.candidates[b, consumer] = True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.ndarray) -> None:
     """Empties the episodes of `mask` (B,)."""
     num_ops, num_devices = p.op_seconds.shape
@@ -168,7 +200,7 @@ def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.
                 s.slot_free[b, device, k] = 0.0 if k < compute_slots[device] else np.inf
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
     """First episode whose (op, device) may not be placed now, or -1. Op -1 leaves an episode be."""
     num_ops, num_devices = p.op_seconds.shape
@@ -182,7 +214,7 @@ def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np
     return OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> None:
     """Places op `ops[b]` on `devices[b]` in every episode with an op other than -1."""
     for b in range(len(ops)):
@@ -190,7 +222,7 @@ def step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray)
             _place(p, s, b, ops[b], devices[b])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
     """Fills `out` (B, D) with the start of each episode's op on each device, 0 for op -1."""
     for b in range(len(ops)):
@@ -203,7 +235,7 @@ def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.n
             out[b, device] = max(inputs, s.device_free[b, device])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
     """Fills `out` (B, D, 5); see `Construction.device_features`."""
     for b in range(len(ops)):
@@ -226,7 +258,7 @@ def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.n
             out[b, device, 4] = max(inputs, s.device_free[b, device])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
     """Fills `out` (B, N) with each candidate's start on its best device, infinite elsewhere."""
     num_devices = p.op_seconds.shape[1]
@@ -240,3 +272,18 @@ def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray)
                         inputs = _arrivals(p, s, b, device, count, False)
                         best = min(best, max(inputs, s.device_free[b, device]))
             out[b, op] = best
+
+
+@compiled
+def candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
+    """Fills `out` (B, N, D) with the start of each candidate on each device, 0 elsewhere."""
+    for b in range(out.shape[0]):
+        for op in range(out.shape[1]):
+            if not s.candidates[b, op]:
+                for device in range(out.shape[2]):
+                    out[b, op, device] = 0.0
+                continue
+            count = _sort_predecessors(p, s, b, op)
+            for device in range(out.shape[2]):
+                inputs = _arrivals(p, s, b, device, count, False)
+                out[b, op, device] = max(inputs, s.device_free[b, device])

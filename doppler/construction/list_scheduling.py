@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from doppler.construction.arrays import ProblemArrays, StateArrays
 from doppler.construction.kernel import _arrivals, _place, _sort_predecessors
+from doppler.simulator.jit import compiled, inlined
 
 SAME = 1e-12
 """Start times within this relative distance are a tie: sums of equal terms differ by rounding."""
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _tie_key(seed: np.uint64, op: int, device: int) -> np.uint64:
     """A random number that depends on its arguments only (splitmix64), 0 for seed 0."""
     if seed == np.uint64(0):
@@ -24,7 +24,7 @@ def _tie_key(seed: np.uint64, op: int, device: int) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _before(priorities: np.ndarray, keys: np.ndarray, a: int, b: int) -> bool:
     """Whether op a goes before op b: higher priority, then lower key, then lower id."""
     if priorities[a] != priorities[b]:
@@ -34,7 +34,7 @@ def _before(priorities: np.ndarray, keys: np.ndarray, a: int, b: int) -> bool:
     return a < b
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _push(heap: np.ndarray, size: int, op: int, priorities: np.ndarray, keys: np.ndarray) -> int:
     i = size
     while i > 0 and _before(priorities, keys, op, heap[(i - 1) // 2]):
@@ -44,7 +44,7 @@ def _push(heap: np.ndarray, size: int, op: int, priorities: np.ndarray, keys: np
     return size + 1
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _pop(heap: np.ndarray, size: int, priorities: np.ndarray, keys: np.ndarray) -> int:
     """Moves the first op to `heap[size - 1]` and returns it; the heap is one shorter."""
     top = heap[0]
@@ -65,7 +65,7 @@ def _pop(heap: np.ndarray, size: int, priorities: np.ndarray, keys: np.ndarray) 
     return top
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _earliest_device(p: ProblemArrays, s: StateArrays, b: int, op: int, seed: np.uint64) -> int:
     """The device on which `op` starts first; ties by key, then by id."""
     count = _sort_predecessors(p, s, b, op)
@@ -82,9 +82,14 @@ def _earliest_device(p: ProblemArrays, s: StateArrays, b: int, op: int, seed: np
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def list_schedule(
-    p: ProblemArrays, s: StateArrays, priorities: np.ndarray, seeds: np.ndarray
+    p: ProblemArrays,
+    s: StateArrays,
+    priorities: np.ndarray,
+    seeds: np.ndarray,
+    heap: np.ndarray,
+    keys: np.ndarray,
 ) -> None:
     """Completes every episode: the candidate of highest priority goes where it starts earliest.
 
@@ -92,10 +97,9 @@ def list_schedule(
         p, s: the problem and the state.
         priorities: # (N,)
         seeds: one per episode; 0 breaks ties by id, any other at random. # (B,) uint64
+        heap, keys: scratch. # (N,) int64, (N,) uint64
     """
     num_ops = len(priorities)
-    heap = np.empty(num_ops, np.int64)
-    keys = np.empty(num_ops, np.uint64)
     for b in range(len(seeds)):
         size = 0
         for op in range(num_ops):

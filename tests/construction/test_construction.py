@@ -235,6 +235,9 @@ def test_equals_reference(seed: int, network: str, num_devices: int, hosted: boo
             np.testing.assert_allclose(features[b], reference.features(ops[b]), rtol=1e-12)
             assert best[b, ops[b]] == pytest.approx(min(reference.starts(ops[b])), rel=1e-12)
         np.testing.assert_array_equal(features[:, :, 4], c.earliest_starts(ops))
+        everywhere = c.candidate_device_starts()
+        np.testing.assert_array_equal(everywhere[[0, 1], ops], features[:, :, 4])
+        assert (everywhere[~c.candidates] == 0).all()
         devices = rng.integers(num_devices, size=2)
         c.step(ops, devices)
         for b in range(2):
