@@ -25,6 +25,7 @@ class EdgeMixtureConv(MessagePassing):
 
     def __init__(self, width: int, edge_rank: int) -> None:
         super().__init__(aggr="mean")
+        self.width = width
         self.edge_rank = edge_rank
         self.mix = nn.Linear(width, edge_rank * width, bias=False)
 
@@ -36,7 +37,7 @@ class EdgeMixtureConv(MessagePassing):
 
     def message(self, mixed_j: Tensor, edge_weights: Tensor) -> Tensor:
         """Weighs the shared products of each edge's source. Returns (messages, width)"""
-        parts = mixed_j.view(len(mixed_j), self.edge_rank, -1)  # (messages, rank, width)
+        parts = mixed_j.view(-1, self.edge_rank, self.width)  # (messages, rank, width)
         return torch.bmm(edge_weights[:, None, :], parts).squeeze(1)
 
 

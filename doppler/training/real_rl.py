@@ -9,11 +9,11 @@ and unless the final one wins, the stage returns what it started from.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy.stats import binomtest
 
 from doppler.errors import ConfigurationError
 from doppler.schedule import Placement
@@ -144,8 +144,7 @@ class RealRL(ReinforceStage):
         decided = int((runs[:, 1] != runs[:, 0]).sum())
         if decided == 0 or medians[1] >= medians[0]:
             return
-        chance = binomtest(wins, decided, alternative="greater").pvalue
-        if chance <= 1.0 - self.confidence:
+        if sign_test(wins, decided) <= 1.0 - self.confidence:
             state.incumbent = Placement(
                 challenger.devices,
                 challenger.order,
@@ -176,6 +175,11 @@ class RealRL(ReinforceStage):
         runner = EpisodeRunner(trainer.policy, trainer.problem, trainer.network, 1)
         batch = runner.run(trainer.rng, greedy=True, record=False)
         return Placement(batch.placements[0], batch.ops[0])
+
+
+def sign_test(wins: int, trials: int) -> float:
+    """Chance of at least so many wins if either side wins with probability 1/2."""
+    return sum(math.comb(trials, k) for k in range(wins, trials + 1)) / 2**trials
 
 
 def _known(placement: Placement | None) -> Placement:

@@ -1,0 +1,32 @@
+"""Training: roll-outs, the three stages, checkpoints and callbacks."""
+
+from doppler.training.callbacks import METRICS, Callback, CsvMetrics
+from doppler.training.imitation import CriticalPathTeacher, Imitation, PlacementTeacher
+from doppler.training.objectives import Objective, measured_objective, simulated_objective
+from doppler.training.real_rl import RealRL
+from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
+from doppler.training.sim_rl import SimRL
+from doppler.training.stage import Stage
+from doppler.training.trainer import Checkpoints, Trainer, TrainingResult
+
+__all__ = [
+    "METRICS",
+    "Callback",
+    "Checkpoints",
+    "CriticalPathTeacher",
+    "CsvMetrics",
+    "EpisodeRunner",
+    "Episodes",
+    "Imitation",
+    "Objective",
+    "PlacementTeacher",
+    "RealRL",
+    "RolloutBatch",
+    "SimRL",
+    "Stage",
+    "Trainer",
+    "TrainingResult",
+    "measured_objective",
+    "rollout",
+    "simulated_objective",
+]
