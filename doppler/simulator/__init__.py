@@ -1,6 +1,6 @@
 """Work-conserving event simulation: one compiled kernel, one slow readable oracle."""
 
-from doppler.simulator.networks import NETWORKS
+from doppler.schedule.networks import NETWORKS
 from doppler.simulator.noise import LognormalNoise, NoiseFactors, NoiseModel
 from doppler.simulator.simulator import CHOOSE_RULES, Simulator
 

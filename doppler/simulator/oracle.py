@@ -11,7 +11,7 @@ report at the same instant again and cause another dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,11 @@ from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementEr
 from doppler.graph import b_levels
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
-from doppler.simulator.networks import NETWORKS
+from doppler.schedule.networks import NETWORKS
 from doppler.simulator.noise import NoiseModel
 from doppler.simulator.simulator import CHOOSE_RULES, capacity_error, draw_factors
 
-AFTER_ALL_REPORTS = 9
+AFTER_ALL_REPORTS: Any = 9
 """A SimPy priority below those of timeouts (1) and process starts (0)."""
 
 
@@ -211,7 +211,7 @@ class _Run:
             self.env.process(self._send(hop, transfer))
         self._check_memory()
 
-    def _execute(self, op: int, device: int) -> Iterator[Any]:
+    def _execute(self, op: int, device: int) -> Generator[Any, Any, None]:
         seconds = self.problem.cost_model.op_seconds[op, device]
         if self.factors is not None:
             seconds *= self.factors.ops[op]
@@ -229,7 +229,7 @@ class _Run:
                 self._hop_is_ready(self.transfers[op, target])
         self._request_dispatch()
 
-    def _send(self, hop: tuple[float, int, int], transfer: _Transfer) -> Iterator[Any]:
+    def _send(self, hop: tuple[float, int, int], transfer: _Transfer) -> Generator[Any, Any, None]:
         costs = self.problem.cost_model
         link = transfer.route[transfer.hop]
         resources = self._resources(hop)

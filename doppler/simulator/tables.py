@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from doppler.problem import PlacementProblem
+from doppler.schedule.networks import link_channels
 from doppler.simulator.jit import allocating
-from doppler.simulator.networks import link_channels
 
 
 class Tables(NamedTuple):

@@ -1,8 +1,8 @@
 """Network models: which channels a link occupies while it carries a transfer.
 
 A channel carries one transfer at a time; a hop starts only when every channel of its link is free.
-That one table is all the kernel knows about a network, so that another model (a shared bus, say)
-is another function here and nothing else.
+That one table is all that the simulator and the validation of schedules know about a network, so
+that another model (a shared bus, say) is another function here and nothing else.
 """
 
 from __future__ import annotations
