@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,37 +18,42 @@ Only for indexing: arithmetic on an unsigned and a signed number gives a float.
 """
 
 
-def _sources_digest() -> str:
+@cache
+def _sources_digest(folder: Path) -> str:
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-_STAMP = _sources_digest()
 
 
 def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(cache=True, nogil=True, **options)(function)
         # Numba's cache notices changes of a function's own file only, not of functions in other
-        # files that were compiled into it; stale machine code would give wrong makespans.
-        dispatcher._cache._cache_file._source_stamp = _STAMP
+        # files of its package that were compiled into it; stale machine code would give wrong
+        # makespans.
+        folder = Path(function.__code__.co_filename).parent
+        dispatcher._cache._cache_file._source_stamp = _sources_digest(folder)
         return dispatcher
 
     return decorate
 
 
-allocating = _compiler()
-"""For the few functions that create arrays."""
+_INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-compiled = _compiler(_nrt=False)
+entry = _compiler()
+"""For the functions that Python calls."""
+
+allocates = _compiler(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For functions that create arrays for compiled ones."""
+
+compiled = _compiler(**_INNER)
 """For the rest: without numba's reference counts, as its own `numba.core.extending` shows.
 
 Every access to an array inside a tuple counts a reference up and down, atomically, which takes ten
-times as long as the simulation itself. Functions so compiled cannot create arrays; whoever calls
-them keeps the arrays alive.
+times as long as the simulation itself. Functions so compiled cannot create arrays, and only other
+compiled functions can call them, which keep the arrays alive.
 """
 
-inlined = _compiler(_nrt=False, forceinline=True)
+inlined = _compiler(**_INNER, forceinline=True)
 """As `compiled`, for small functions inside loops."""

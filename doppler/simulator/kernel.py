@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from doppler.simulator.heaps import heap_pop, heap_push
-from doppler.simulator.jit import U, allocating, compiled, inlined
+from doppler.simulator.jit import U, compiled, entry, inlined
 from doppler.simulator.tables import (
     Scratch,
     Tables,
@@ -368,7 +368,7 @@ def simulate_queued(
             finish_hop(tables, devices, memory, time, w, x)
 
 
-@allocating
+@entry
 def simulate_batch(
     tables: Tables,
     placements: np.ndarray,
@@ -408,7 +408,7 @@ def simulate_batch(
             )
 
 
-@allocating
+@entry
 def simulate_one(
     tables: Tables,
     devices: np.ndarray,
@@ -428,3 +428,22 @@ def simulate_one(
         return simulate_free(tables, devices, op_factor, transfer_factor, w)
     x = make_transfer_scratch(tables, memory)
     return simulate_queued(tables, devices, op_factor, transfer_factor, memory, w, x)
+
+
+@entry
+def simulate_trace(
+    tables: Tables,
+    devices: np.ndarray,
+    order: np.ndarray,
+    rank: np.ndarray,
+    op_factor: np.ndarray,
+    transfer_factor: np.ndarray,
+    memory: bool,
+) -> tuple[float, Scratch, TransferScratch]:
+    """As `simulate_one`, hop by hop; also returns the scratch space, which tells what happened."""
+    w = make_scratch(tables, len(rank) == 0 and len(order) == 0, False)
+    x = make_transfer_scratch(tables, memory)
+    makespan = prepare(tables, devices, order, rank, w)
+    if makespan == 0.0:
+        makespan = simulate_queued(tables, devices, op_factor, transfer_factor, memory, w, x)
+    return makespan, w, x

@@ -16,9 +16,7 @@ from doppler.simulator.tables import (
     Scratch,
     Tables,
     TransferScratch,
-    make_scratch,
     make_tables,
-    make_transfer_scratch,
 )
 from doppler.simulator.threads import map_chunks
 
@@ -143,14 +141,11 @@ class Simulator:
         devices, order = self._inputs(devices, order)
         factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
         memory = len(self._tables.output_bytes) > 0
-        w = make_scratch(self._tables, self.choose == "fifo", False)
-        status = kernel.prepare(self._tables, devices, order, self._rank, w)
-        if status < 0:
-            self._refuse(status, devices, order)
-        x = make_transfer_scratch(self._tables, memory)
-        makespan = kernel.simulate_queued(
-            self._tables, devices, factors.ops, factors.transfers, memory, w, x
+        makespan, w, x = kernel.simulate_trace(
+            self._tables, devices, order, self._rank, factors.ops, factors.transfers, memory
         )
+        if makespan < 0:
+            self._refuse(makespan, devices, order)
         if makespan == np.inf:
             raise self._capacity_error(devices, w, x)
         return self._schedule(devices, order, w, x, memory)

@@ -8,7 +8,7 @@ import numpy as np
 
 from doppler.problem import PlacementProblem
 from doppler.schedule.networks import link_channels
-from doppler.simulator.jit import allocating
+from doppler.simulator.jit import allocates
 
 
 class Tables(NamedTuple):
@@ -194,7 +194,7 @@ def _rows(rows: list[tuple[int, ...]] | list[list[int]]) -> tuple[np.ndarray, np
     return ptr, np.array([value for row in rows for value in row], np.int32)
 
 
-@allocating
+@allocates
 def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
     """Allocates; `free` says that transfers need no events (see `kernel.simulate_free`)."""
     n = len(tables.succ_ptr) - 1
@@ -226,7 +226,7 @@ def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
     )
 
 
-@allocating
+@allocates
 def make_transfer_scratch(tables: Tables, memory: bool) -> TransferScratch:
     """Allocates for the largest number of transfers that a placement can cause."""
     n = len(tables.succ_ptr) - 1
