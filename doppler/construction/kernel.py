@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from doppler.construction.arrays import ProblemArrays, StateArrays
-from doppler.simulator.jit import compiled, inlined
+from doppler.simulator.jit import compiled, entry, inlined
 
 NUM_DEVICE_FEATURES = 5
 INSERTION_SORT_LIMIT = 32
@@ -76,10 +76,10 @@ def _sort_predecessors(p: ProblemArrays, s: StateArrays, b: int, op: int) -> int
 @inlined
 def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> float:
     """Arrival of an output that was already sent to `device`, else -1."""
-    for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
-        if s.arrival_device[b, entry] == device:
-            return s.arrival_time[b, entry]
-        if s.arrival_device[b, entry] < 0:
+    for row in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
+        if s.arrival_device[b, row] == device:
+            return s.arrival_time[b, row]
+        if s.arrival_device[b, row] < 0:
             break
     return -1.0
 
@@ -88,10 +88,10 @@ def _known_arrival(p: ProblemArrays, s: StateArrays, b: int, op: int, device: in
 def _remember_arrival(
     p: ProblemArrays, s: StateArrays, b: int, op: int, device: int, time: float
 ) -> None:
-    for entry in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
-        if s.arrival_device[b, entry] < 0:
-            s.arrival_device[b, entry] = device
-            s.arrival_time[b, entry] = time
+    for row in range(p.arrival_ptr[op], p.arrival_ptr[op + 1]):
+        if s.arrival_device[b, row] < 0:
+            s.arrival_device[b, row] = device
+            s.arrival_time[b, row] = time
             return
 
 
@@ -141,8 +141,8 @@ def _arrivals(
             _remember_arrival(p, s, b, pred, device, time)
         last = max(last, time)
     if not commit:
-        for entry in range(journal - 1, -1, -1):
-            s.channel_free[b, s.journal_index[entry]] = s.journal_time[entry]
+        for row in range(journal - 1, -1, -1):
+            s.channel_free[b, s.journal_index[row]] = s.journal_time[row]
     return last
 
 
@@ -177,8 +177,7 @@ def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> No
 
 
 @compiled
-def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.ndarray) -> None:
-    """Empties the episodes of `mask` (B,)."""
+def _reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.ndarray) -> None:
     num_ops, num_devices = p.op_seconds.shape
     for b in range(len(mask)):
         if not mask[b]:
@@ -201,8 +200,7 @@ def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.
 
 
 @compiled
-def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
-    """First episode whose (op, device) may not be placed now, or -1. Op -1 leaves an episode be."""
+def _first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
     num_ops, num_devices = p.op_seconds.shape
     for b in range(len(ops)):
         if ops[b] == -1:
@@ -215,16 +213,14 @@ def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np
 
 
 @compiled
-def step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> None:
-    """Places op `ops[b]` on `devices[b]` in every episode with an op other than -1."""
+def _step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> None:
     for b in range(len(ops)):
         if ops[b] >= 0:
             _place(p, s, b, ops[b], devices[b])
 
 
 @compiled
-def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
-    """Fills `out` (B, D) with the start of each episode's op on each device, 0 for op -1."""
+def _earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
     for b in range(len(ops)):
         if ops[b] < 0:
             out[b] = 0.0
@@ -236,8 +232,7 @@ def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.n
 
 
 @compiled
-def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
-    """Fills `out` (B, D, 5); see `Construction.device_features`."""
+def _device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
     for b in range(len(ops)):
         out[b] = 0.0
         if ops[b] < 0:
@@ -259,8 +254,7 @@ def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.n
 
 
 @compiled
-def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
-    """Fills `out` (B, N) with each candidate's start on its best device, infinite elsewhere."""
+def _candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
     num_devices = p.op_seconds.shape[1]
     for b in range(out.shape[0]):
         for op in range(out.shape[1]):
@@ -275,8 +269,7 @@ def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray)
 
 
 @compiled
-def candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
-    """Fills `out` (B, N, D) with the start of each candidate on each device, 0 elsewhere."""
+def _candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
     for b in range(out.shape[0]):
         for op in range(out.shape[1]):
             if not s.candidates[b, op]:
@@ -287,3 +280,45 @@ def candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -
             for device in range(out.shape[2]):
                 inputs = _arrivals(p, s, b, device, count, False)
                 out[b, op, device] = max(inputs, s.device_free[b, device])
+
+
+@entry
+def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.ndarray) -> None:
+    """Empties the episodes of `mask` (B,)."""
+    _reset(p, s, compute_slots, mask)
+
+
+@entry
+def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
+    """First episode whose (op, device) may not be placed now, or -1. Op -1 leaves an episode be."""
+    return _first_illegal(p, s, ops, devices)
+
+
+@entry
+def step(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> None:
+    """Places op `ops[b]` on `devices[b]` in every episode with an op other than -1."""
+    _step(p, s, ops, devices)
+
+
+@entry
+def earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
+    """Fills `out` (B, D) with the start of each episode's op on each device, 0 for op -1."""
+    _earliest_starts(p, s, ops, out)
+
+
+@entry
+def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
+    """Fills `out` (B, D, 5); see `Construction.device_features`."""
+    _device_features(p, s, ops, out)
+
+
+@entry
+def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
+    """Fills `out` (B, N) with each candidate's start on its best device, infinite elsewhere."""
+    _candidate_earliest_starts(p, s, out)
+
+
+@entry
+def candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
+    """Fills `out` (B, N, D) with the start of each candidate on each device, 0 elsewhere."""
+    _candidate_device_starts(p, s, out)

@@ -6,7 +6,7 @@ import numpy as np
 
 from doppler.construction.arrays import ProblemArrays, StateArrays
 from doppler.construction.kernel import _arrivals, _place, _sort_predecessors
-from doppler.simulator.jit import compiled, inlined
+from doppler.simulator.jit import compiled, entry, inlined
 
 SAME = 1e-12
 """Start times within this relative distance are a tie: sums of equal terms differ by rounding."""
@@ -83,6 +83,32 @@ def _earliest_device(p: ProblemArrays, s: StateArrays, b: int, op: int, seed: np
 
 
 @compiled
+def _list_schedule(
+    p: ProblemArrays,
+    s: StateArrays,
+    priorities: np.ndarray,
+    seeds: np.ndarray,
+    heap: np.ndarray,
+    keys: np.ndarray,
+) -> None:
+    num_ops = len(priorities)
+    for b in range(len(seeds)):
+        size = 0
+        for op in range(num_ops):
+            keys[op] = _tie_key(seeds[b], op, -1)
+            if s.candidates[b, op]:
+                size = _push(heap, size, op, priorities, keys)
+        while size > 0:
+            op = _pop(heap, size, priorities, keys)
+            size -= 1
+            _place(p, s, b, op, _earliest_device(p, s, b, op, seeds[b]))
+            for edge in range(p.succ_ptr[op], p.succ_ptr[op + 1]):
+                consumer = p.succ_ops[edge]
+                if s.candidates[b, consumer]:
+                    size = _push(heap, size, consumer, priorities, keys)
+
+
+@entry
 def list_schedule(
     p: ProblemArrays,
     s: StateArrays,
@@ -99,18 +125,4 @@ def list_schedule(
         seeds: one per episode; 0 breaks ties by id, any other at random. # (B,) uint64
         heap, keys: scratch. # (N,) int64, (N,) uint64
     """
-    num_ops = len(priorities)
-    for b in range(len(seeds)):
-        size = 0
-        for op in range(num_ops):
-            keys[op] = _tie_key(seeds[b], op, -1)
-            if s.candidates[b, op]:
-                size = _push(heap, size, op, priorities, keys)
-        while size > 0:
-            op = _pop(heap, size, priorities, keys)
-            size -= 1
-            _place(p, s, b, op, _earliest_device(p, s, b, op, seeds[b]))
-            for edge in range(p.succ_ptr[op], p.succ_ptr[op + 1]):
-                consumer = p.succ_ops[edge]
-                if s.candidates[b, consumer]:
-                    size = _push(heap, size, consumer, priorities, keys)
+    _list_schedule(p, s, priorities, seeds, heap, keys)
