@@ -1,0 +1,60 @@
+"""The placement environment with one flat action per (op, device) pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.placement import PlacementEnv
+
+
+class PlacementFlatEnv(PlacementEnv):
+    """`doppler/Placement-v0` with a single discrete action per (op, device) pair.
+
+    ## Description
+
+    As `doppler/Placement-v0`. The flat action space can express that a device is legal for one op
+    and not for another, and suits algorithms that know discrete actions only.
+
+    ## Action Space
+
+    `Discrete(num_ops * num_devices)`: action a places op a // num_devices on device
+    a % num_devices. `action_masks()` returns a bool array of length num_ops * num_devices. Some
+    versions of sb3-contrib's MaskablePPO fail with about 1 000 masked actions or more.
+
+    ## Observation Space
+
+    As `doppler/Placement-v0`.
+
+    ## Rewards
+
+    As `doppler/Placement-v0`.
+
+    ## Starting State
+
+    As `doppler/Placement-v0`.
+
+    ## Episode End
+
+    As `doppler/Placement-v0`.
+
+    ## Arguments
+
+    As `doppler/Placement-v0`.
+
+    ## Version History
+
+    - v0: first version.
+    """
+
+    def action_masks(self) -> np.ndarray:
+        """Legal actions. # (num_ops * num_devices,) bool"""
+        return np.repeat(self.construction.candidates[0], self.task.problem.num_devices)
+
+    def _make_action_space(self) -> spaces.Space[Any]:
+        return spaces.Discrete(self.task.problem.num_ops * self.task.problem.num_devices)
+
+    def _op_and_device(self, action: Any) -> tuple[int, int]:
+        return divmod(int(action), self.task.problem.num_devices)
