@@ -48,7 +48,7 @@ def save_checkpoint(path: Path, identity: dict[str, Any], contents: dict[str, An
         identity: what a resumed run must share (problem, policy, stages, seed), nested dicts.
         contents: tensors, numbers, text and containers of them.
     """
-    document = {"format": FORMAT, "version": VERSION, "identity": identity, **contents}
+    document = _plain({"format": FORMAT, "version": VERSION, "identity": identity, **contents})
     write_atomically(path, lambda temporary: torch.save(document, temporary))
 
 
@@ -78,6 +78,15 @@ def load_checkpoint(path: Path, identity: dict[str, Any] | None = None) -> dict[
         if difference:
             raise CheckpointError(f"{path} belongs to another run: {difference}")
     return document
+
+
+def _plain(value: Any) -> Any:
+    """Numpy scalars as Python numbers: a file that can run no code holds nothing else."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _first_difference(stored: Any, wanted: Any, where: str) -> str:

@@ -7,4 +7,6 @@ def linear(first: float, last: float, update: int, num_updates: int) -> float:
     """Value at an update, `first` at update 0 and `last` at update num_updates - 1."""
     if num_updates <= 1:
         return first
-    return first + (last - first) * update / (num_updates - 1)
+    share = update / (num_updates - 1)
+    # not first + (last - first) * share, whose rounding can end beyond `last`
+    return first * (1.0 - share) + last * share

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from doppler.schedule import Placement
@@ -119,5 +118,5 @@ def _placement_dict(placement: Placement | None) -> dict[str, Any] | None:
 def _placement(values: dict[str, Any] | None) -> Placement | None:
     if values is None:
         return None
-    order = None if values["order"] is None else np.array(values["order"])
-    return Placement(np.array(values["devices"]), order, values["info"])
+    order = None if values["order"] is None else values["order"].numpy()
+    return Placement(values["devices"].numpy(), order, values["info"])

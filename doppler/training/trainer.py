@@ -64,7 +64,8 @@ class Trainer:
         seed: of all randomness in training (not of the policy's initial weights).
         callbacks: told of progress.
         checkpoints: where and how often state is saved; None keeps nothing on disk.
-        budget_s: stop after so many seconds of training in all. [s]
+        budget_s: stop after so many seconds of training in all; the stage that it cuts short still
+            reports, and resuming with more time goes on within it. [s]
     """
 
     def __init__(
@@ -210,10 +211,12 @@ class Trainer:
                 self._run_stage(stage)
             finally:
                 stage.close()
+            if self.state.update < stage.num_updates and self._over_budget():
+                return False  # not finished: its last checkpoint is from before its end
             self.state.enter_stage(index + 1)
             self.optimiser = self._new_optimiser()
             self.save()
-        return not self._over_budget()
+        return True
 
     def _run_stage(self, stage: Stage) -> None:
         state = self.state
@@ -222,8 +225,10 @@ class Trainer:
             state.started = True
             self._tell(lambda callback: callback.on_stage_start(self, stage))
         while state.update < stage.num_updates:
-            limit = stage.budget_s
-            if self._over_budget() or (limit is not None and state.stage_seconds >= limit):
+            if self._over_budget():
+                self.save()  # so that a resumed run goes on within this stage
+                break
+            if stage.budget_s is not None and state.stage_seconds >= stage.budget_s:
                 break
             self._update(stage)
         with self._timed():
