@@ -38,10 +38,11 @@ def run(config: DictConfig) -> RunFolder:
     setup = build_setup(config, progress)
     rows = placement_rows(files, setup.problem)
     simulator = setup.settings.build(setup.problem)
+    schedulers = report.build_schedulers(config)
+    device_context: Any = instantiate(config.executor).build(setup) or nullcontext(None)
     folder = run_folder.create_run_folder(config, "evaluate")
     run_folder.save_config(config, folder)
-    rows = report.scheduler_rows(config.schedulers, simulator, config.seed) + rows
-    device_context: Any = instantiate(config.executor).build(setup) or nullcontext(None)
+    rows = report.scheduler_rows(schedulers, simulator, config.seed) + rows
     with device_context as executor:
         table = evaluate(
             rows,
@@ -98,8 +99,10 @@ def placement_rows(files: Sequence[Path], problem: PlacementProblem) -> list[Row
     Raises:
         DopplerError: a file is no placement of this problem.
     """
+    placements = [Placement.load(path, problem) for path in files]
     rows = [
-        Row(path.stem.removeprefix("placement_"), Placement.load(path, problem)) for path in files
+        Row(str(placement.info.get("scheduler", path.stem)), placement)
+        for path, placement in zip(files, placements, strict=True)
     ]
     labels = [row.label for row in rows]
     for row, path in zip(rows, files, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from doppler import Placement, Schedule
 from doppler.errors import CapacityError, UnknownQuantityError
-from doppler.schedulers import CriticalPath
+from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
 from doppler.viz import plot_gantt
 from doppler.viz.figure import format_seconds
@@ -24,17 +24,24 @@ from scripts.run_folder import RunFolder
 SINGLE_DEVICE = "single device"
 
 
-def scheduler_rows(schedulers: DictConfig, simulator: Simulator, seed: int) -> list[Row]:
-    """Runs the configured schedulers; one that cannot do this problem gets a row with the reason.
+def build_schedulers(config: DictConfig) -> dict[str, Scheduler]:
+    """The schedulers whose rows the table has, by name."""
+    return {str(name): instantiate(options) for name, options in config.schedulers.items()}
+
+
+def scheduler_rows(
+    schedulers: Mapping[str, Scheduler], simulator: Simulator, seed: int
+) -> list[Row]:
+    """Runs schedulers; one that cannot do this problem gets a row with the reason.
 
     Each has its own generator, so that leaving one out does not change the others.
     """
     rows = []
-    for name, options in schedulers.items():
-        rng = np.random.default_rng([seed, *str(name).encode()])
-        label = str(name).replace("_", " ")
+    for name, scheduler in schedulers.items():
+        rng = np.random.default_rng([seed, *name.encode()])
+        label = name.replace("_", " ")
         try:
-            placement = instantiate(options).schedule(simulator.problem, simulator, rng)
+            placement = scheduler.schedule(simulator.problem, simulator, rng)
             rows.append(Row(label, placement))
         except (UnknownQuantityError, CapacityError) as error:
             rows.append(Row(label, None, reason=str(error)))

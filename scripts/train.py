@@ -42,43 +42,75 @@ from scripts.training_progress import POLICY_LABELS, BestPlacements, TrainingPro
 
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor
+    from doppler.policies import DualPolicy
+    from doppler.schedulers import Scheduler
+    from doppler.simulator import Simulator
 
 
 @dataclass
 class Run:
-    """What belongs to one training run."""
+    """The parts of one training run, built from its configuration before anything is written."""
 
     config: DictConfig
-    folder: RunFolder
     setup: Setup
+    simulator: Simulator
+    policy: DualPolicy
+    stages: list[Stage]
+    schedulers: dict[str, Scheduler]
     logger: NoLogger
-    console: Console
+    executor: CpuExecutor | None
     progress: ProgressDisplay
-    resuming: bool
+
+    @property
+    def console(self) -> Console:
+        return self.progress.console
 
 
 def run(config: DictConfig) -> RunFolder:
     """Trains as configured, or goes on with the run that `resume` names; returns the run folder."""
-    console = Console()
-    progress = ProgressDisplay(console)
     folder = None
     if config.resume is not None:
         folder, config = run_folder.resume_run_folder(config)
+    this = build(config, ProgressDisplay(Console()))
+    devices: Any = this.executor or nullcontext()
+    with devices:
+        resuming = folder is not None
+        if folder is None:
+            folder = run_folder.create_run_folder(config, "train")
+            run_folder.save_config(config, folder)
+            save_problem(this.setup.problem, folder.problem)
+            if this.setup.profile is not None:
+                this.setup.profile.save(folder.profile)
+        this.console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+        with logged(this, folder, resuming):
+            result = train(this, folder, resuming)
+            finish(this, folder, result, *judge(this, result))
+    return folder
+
+
+def build(config: DictConfig, progress: ProgressDisplay) -> Run:
+    """Builds all parts, calibrating the devices if so configured.
+
+    Raises:
+        DopplerError: an option that does not exist, is impossible or does not go with the others.
+    """
     check_options(config)
     logger: NoLogger = instantiate(config.logger)
+    stages: list[Stage] = [instantiate(config[name]) for name in config.stages]
+    policy: DualPolicy = instantiate(config.policy)
+    schedulers = report.build_schedulers(config)
     setup = build_setup(config, progress)
-    resuming = folder is not None
-    if folder is None:
-        folder = run_folder.create_run_folder(config, "train")
-        run_folder.save_config(config, folder)
-        save_problem(setup.problem, folder.problem)
-        if setup.profile is not None:
-            setup.profile.save(folder.profile)
-    this = Run(config, folder, setup, logger, console, progress, resuming)
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    with logged(this):
-        execute(this)
-    return folder
+    return Run(
+        config=config,
+        setup=setup,
+        simulator=setup.settings.build(setup.problem),
+        policy=policy,
+        stages=stages,
+        schedulers=schedulers,
+        logger=logger,
+        executor=instantiate(config.executor).build(setup),
+        progress=progress,
+    )
 
 
 def check_options(config: DictConfig) -> None:
@@ -105,17 +137,13 @@ def check_options(config: DictConfig) -> None:
 
 
 @contextmanager
-def logged(this: Run) -> Iterator[None]:
+def logged(this: Run, folder: RunFolder, resuming: bool) -> Iterator[None]:
     """Opens the log and closes it however the run ends; says how to go on when interrupted."""
     status = "failed"
-    this.folder.write_summary("running", {})
+    folder.write_summary("running", {})
     try:
-        this.logger.start(
-            this.folder.path,
-            f"{this.setup.problem.name} seed {this.config.seed}",
-            run_folder.resolved(this.config),
-            this.resuming,
-        )
+        name = f"{this.setup.problem.name} seed {this.config.seed}"
+        this.logger.start(folder.path, name, run_folder.resolved(this.config), resuming)
         yield
         status = "finished"
     except KeyboardInterrupt:
@@ -123,70 +151,59 @@ def logged(this: Run) -> Iterator[None]:
         raise
     finally:
         if status != "finished":
-            this.folder.write_summary(status, {})
+            folder.write_summary(status, {})
         this.logger.finish(0 if status == "finished" else 1)
-        if status == "interrupted" and this.folder.checkpoint.exists():
-            print(f"go on with: python scripts/train.py resume={this.folder.path}", file=sys.stderr)
+        if status == "interrupted" and folder.checkpoint.exists():
+            print(f"go on with: python scripts/train.py resume={folder.path}", file=sys.stderr)
 
 
-def execute(this: Run) -> None:
-    """Trains, evaluates, compares and reports."""
-    config, setup = this.config, this.setup
-    simulator = setup.settings.build(setup.problem)
-    device_context: Any = config_executor(this) or nullcontext(None)
-    with device_context as executor:
-        result = train(this, executor)
-        rows = report.scheduler_rows(config.schedulers, simulator, config.seed)
-        rows += policy_rows(list(config.stages), result)
-        table = evaluate(
-            rows,
-            simulator,
-            executor,
-            repeats=config.executor.repeats,
-            warmup=config.executor.warmup,
-            progress=this.progress,
-            single_device=report.SINGLE_DEVICE,
-        )
-    comparison = None
-    if result.simulated is not None:
-        comparison = report.compare_at_equal_evaluations(
-            simulator, result.simulated, result.episodes, result.seconds, config.seed
-        )
-    finish(this, result, table, comparison)
-
-
-def config_executor(this: Run) -> CpuExecutor | None:
-    """The configured executor, its devices started; None for executor=none."""
-    executor: CpuExecutor | None = instantiate(this.config.executor).build(this.setup)
-    return executor
-
-
-def train(this: Run, executor: CpuExecutor | None) -> TrainingResult:
+def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
     """Runs the stages, or those that a resumed run has left."""
     config, setup = this.config, this.setup
-    stages: list[Stage] = [instantiate(config[name]) for name in config.stages]
     simulator = setup.settings.build(setup.problem, noisy=True)
     objective = simulated_objective if simulator.noise is None else noisy_objective
     trainer = Trainer(
         setup.problem,
-        instantiate(config.policy),
-        stages,
+        this.policy,
+        this.stages,
         simulated=objective(simulator),
-        measured=None if executor is None else measured_objective(executor),
+        measured=None if this.executor is None else measured_objective(this.executor),
         network=simulator.network,
         seed=config.seed,
         callbacks=[
             this.logger,
             TrainingProgress(this.progress),
-            BestPlacements(this.folder, setup),
+            BestPlacements(folder, setup.problem, this.simulator),
         ],
-        checkpoints=Checkpoints(this.folder.path, config.checkpoint_every),
+        checkpoints=Checkpoints(folder.path, config.checkpoint_every),
         budget_s=config.budget_s,
     )
-    result = trainer.fit(resume=this.resuming)
+    result = trainer.fit(resume=resuming)
     if not result.completed:
         this.console.print(f"stopped by budget_s={config.budget_s}", highlight=False)
     return result
+
+
+def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.EqualEvaluations | None]:
+    """Evaluates the policy beside the schedulers, and against as many critical-path runs."""
+    config = this.config
+    rows = report.scheduler_rows(this.schedulers, this.simulator, config.seed)
+    table = evaluate(
+        rows + policy_rows(list(config.stages), result),
+        this.simulator,
+        this.executor,
+        repeats=config.executor.repeats,
+        warmup=config.executor.warmup,
+        progress=this.progress,
+        single_device=report.SINGLE_DEVICE,
+    )
+    if result.simulated is None:
+        return table, None
+    comparison = report.compare_at_equal_evaluations(
+        this.simulator, result.simulated, result.episodes, result.seconds, config.seed
+    )
+    table.footnotes.append(str(comparison))
+    return table, comparison
 
 
 def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
@@ -206,16 +223,15 @@ def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
 
 def finish(
     this: Run,
+    folder: RunFolder,
     result: TrainingResult,
     table: ResultsTable,
     comparison: report.EqualEvaluations | None,
 ) -> None:
     """Writes and logs everything that is left of the run, and prints it."""
-    folder, console, logger = this.folder, this.console, this.logger
-    if comparison is not None:
-        table.footnotes.append(str(comparison))
+    console, logger = this.console, this.logger
     table.save(folder.results_csv, folder.results_markdown)
-    pictures = draw(this, table)
+    pictures = draw(folder, table, this.setup.problem.name)
     summary = {
         "problem": this.setup.problem.name,
         "seed": this.config.seed,
@@ -241,19 +257,18 @@ def finish(
     )
 
 
-def draw(this: Run, table: ResultsTable) -> list[Path]:
+def draw(folder: RunFolder, table: ResultsTable, title: str) -> list[Path]:
     """Pictures of the best policy's and the best heuristic's schedules and the learning curve."""
     labels = list(POLICY_LABELS.values())
     policies = [row for row in table.rows if row.label in labels and row.simulated is not None]
     heuristic = report.best_heuristic(table, labels)
     chosen = policies[-1:] + ([] if heuristic is None else [heuristic])
-    pictures = [report.draw_gantt(row, this.folder) for row in chosen]
-    if this.folder.metrics.exists():
+    pictures = [report.draw_gantt(row, folder) for row in chosen]
+    if folder.metrics.exists():
         best = min((row.simulated.makespan for row in policies if row.simulated), default=None)
-        title = this.setup.problem.name
         if best is not None:
             title += f": best simulated makespan {format_seconds(best)}"
-        pictures.append(plot_learning_curve(this.folder.metrics, this.folder.learning_curve, title))
+        pictures.append(plot_learning_curve(folder.metrics, folder.learning_curve, title))
     return pictures
 
 

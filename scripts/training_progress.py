@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from doppler import Placement
+from doppler import Placement, PlacementProblem
+from doppler.simulator import Simulator
 from doppler.training import Callback, Stage, Trainer
 from doppler.viz.figure import format_seconds
-from scripts.problems import Setup
 from scripts.progress import Advance, ProgressDisplay
 from scripts.report import simulate
 from scripts.run_folder import RunFolder
@@ -61,10 +61,10 @@ class TrainingProgress(Callback):
 class BestPlacements(Callback):
     """Writes the best placement known at the end of each stage into the run folder."""
 
-    def __init__(self, folder: RunFolder, setup: Setup) -> None:
+    def __init__(self, folder: RunFolder, problem: PlacementProblem, simulator: Simulator) -> None:
         self.folder = folder
-        self.problem = setup.problem
-        self.simulator = setup.settings.build(setup.problem)
+        self.problem = problem
+        self.simulator = simulator
 
     def on_stage_end(self, trainer: Trainer, stage: Stage) -> None:
         state = trainer.state

@@ -103,6 +103,8 @@ def test_every_experiment_composes_and_builds_all_its_parts(experiment: str | No
         instantiate(config[part])
     for scheduler in config.schedulers.values():
         instantiate(scheduler)
+    if "path" in list(config.workload):  # which file is for the user to say
+        config.workload.path = "graph.txt"
     build_workload(config.workload)
     resolved(config)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from wandb_files import exit_records, read_records, run_files
 
 from doppler.errors import ConfigurationError
 from doppler.training.loggers import CsvLogger, NoLogger, WandbLogger
@@ -108,19 +108,14 @@ def test_each_wandb_run_of_a_process_is_its_own_and_is_finished(
     ids = {(base / name / "wandb" / "run_id.txt").read_text() for name in ("one", "two")}
     assert len(ids) == 2
     assert "open run: None" in output
-    for name in ("one", "two"):
-        (run,) = (base / name / "wandb").glob("offline-run-*")
-        (stream,) = run.glob("run-*.wandb")
-        exits = [
-            record.exit.exit_code for record in read_records(stream) if record.HasField("exit")
-        ]
-        assert exits == [0 if name == "one" else 1]
+    assert exit_records(base / "one", expected=1) == [0]
+    assert exit_records(base / "two", expected=1) == [1]
 
 
 def test_a_wandb_run_holds_config_metrics_table_picture_and_artifacts(
     wandb_runs: tuple[Path, Path, str],
 ) -> None:
-    (stream,) = (wandb_runs[0] / "one" / "wandb").glob("offline-run-*/run-*.wandb")
+    (stream,) = run_files(wandb_runs[0] / "one")
     records = read_records(stream)
     config = {
         item.key: json.loads(item.value_json)
@@ -149,24 +144,3 @@ def test_wandb_leaves_home_and_environment_alone(wandb_runs: tuple[Path, Path, s
     assert "left over: []" in output
     assert [str(path) for path in home.rglob("*") if path.is_file()] == []
     assert {path.name for path in base.iterdir()} == {"home", "one", "two"}
-
-
-def read_records(stream: Path) -> list[Any]:
-    """The records of a W&B offline run file: LevelDB's log format behind a header of 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, block, at = stream.read_bytes(), 32768, 7
-    records, parts = [], b""
-    while at + 7 <= len(data):
-        if block - at % block < 7:  # no header fits in what is left of the block
-            at += block - at % block
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # full, last; 2 and 3 are first and middle
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            records.append(record)
-            parts = b""
-    return records

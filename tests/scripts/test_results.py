@@ -14,6 +14,7 @@ from doppler import CostModel, DataflowGraph, Placement, PlacementProblem
 from doppler.executor.measurement import Measurement
 from doppler.executor.result_check import ResultCheck
 from doppler.hardware import fully_connected
+from doppler.schedulers import EnumerativeOptimizer, RoundRobin
 from doppler.simulator import Simulator
 from scripts.progress import ProgressDisplay
 from scripts.report import EqualEvaluations, best_heuristic, scheduler_rows
@@ -168,15 +169,8 @@ def test_a_placement_over_memory_capacity_has_the_reason_in_a_footnote() -> None
 
 
 def test_a_scheduler_that_cannot_do_a_problem_gets_a_row_with_the_reason() -> None:
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.create(
-        {
-            "round_robin": {"_target_": "doppler.schedulers.RoundRobin"},
-            "enumerative": {"_target_": "doppler.schedulers.EnumerativeOptimizer"},
-        }
-    )
-    first, second = scheduler_rows(config, Simulator(fork_problem()), seed=0)
+    schedulers = {"round_robin": RoundRobin(), "enumerative": EnumerativeOptimizer()}
+    first, second = scheduler_rows(schedulers, Simulator(fork_problem()), seed=0)
     assert first.label == "round robin"
     assert first.placement is not None
     assert second.placement is None

@@ -1,0 +1,168 @@
+"""`place.py`, `evaluate.py` and `calibrate.py` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from doppler import Placement, load_problem
+from doppler.simulator import Simulator
+from scripts import calibrate, evaluate, place, train
+
+Command = Callable[..., int]
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
+SMALL = ["workload=chainmm", "workload.block=8", "workload.num_shards=4"]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Runs a script in this process from an empty folder; returns the exit status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script: ModuleType, *arguments: str) -> int:
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", [script.__name__, *arguments])
+        try:
+            script.main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    return run
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """The problem file that the documentation shows."""
+    path = tmp_path / "pair.json"
+    path.write_text(re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.S)[0])
+    return path
+
+
+def test_a_placement_file_says_what_who_how_good_and_how_long(command: Command, pair: Path) -> None:
+    assert command(place, "problem=pair.json", "scheduler.ties=id") == 0
+    document = json.loads((pair.parent / "pair.placement.json").read_text())
+    assert document["placement"] == [0, 0]
+    assert sorted(document["order"]) == [0, 1]
+    assert document["simulated_makespan"] == pytest.approx(0.003)
+    assert document["scheduler"] == "critical_path"
+    assert document["evaluations"] == 1
+    assert document["seconds"] > 0
+
+
+@pytest.mark.parametrize("scheduler", ["single_device", "round_robin", "random", "critical_path"])
+def test_published_files_are_placed_as_the_simulator_says(
+    command: Command, shared_data: Path, tmp_path: Path, scheduler: str
+) -> None:
+    graph = shared_data / "doppler" / "tiefree" / "chain_mm_112nodes.txt"
+    assert command(
+        place, f"problem={graph}", "topology.num_devices=4", f"scheduler={scheduler}",
+        "simulator.network=contention_free", "output=made/p.json", "seed=3",
+    ) == 0  # fmt: skip
+    problem = load_problem(graph, num_devices=4)
+    placement = Placement.load(tmp_path / "made" / "p.json", problem)
+    simulated = Simulator(problem, network="contention_free").makespan(placement.devices)
+    assert placement.info["simulated_makespan"] == simulated
+
+
+def test_workloads_are_placed_on_preset_devices(command: Command, tmp_path: Path) -> None:
+    assert command(place, *SMALL, "topology=v100", "scheduler=enumerative", "output=p.json") == 0
+    assert json.loads((tmp_path / "p.json").read_text())["num_devices"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "workload.path: a value is needed"),
+        (["problem=none.txt"], "none.txt: no such file"),
+        (["problem=pair.json", "workload=ffnn", "topology=p100"], "both given"),
+        (["problem=pair.json", "topology.num_devices=3"], "holds 2 devices, num_devices=3"),
+        (["problem=pair.json", "scheduler=enumerative"], "meta_op"),
+        (["problem=pair.json", "scheduler.ties=coin"], "coin"),
+        (["problem=pair.json", "scheduler.restarts=0"], "restarts"),
+        (["problem=pair.json", "checkpoint=none.pt"], "none.pt"),
+        (["problem=pair.json", "samples=0"], "samples is 0"),
+        (["workload=ffnn"], "choose topology="),
+    ],
+)
+def test_what_cannot_be_placed_is_one_message(
+    command: Command, pair: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    assert command(place, *arguments) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert len(printed.splitlines()) <= 4
+    assert list(pair.parent.iterdir()) == [pair]
+
+
+def test_a_run_is_evaluated_and_its_checkpoint_places_other_problems(
+    command: Command, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    tiny = ["policy.config.hidden_width=8", "policy.config.message_rounds=1", "logger=none"]
+    assert command(
+        train, *SMALL, *tiny, "topology=p100", "topology.num_devices=2", "stages=[imitation]",
+        "imitation.episodes=4", "imitation.batch_size=4", "imitation.trials=1", "run_dir=run",
+        "seed=1",
+    ) == 0  # fmt: skip
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert command(evaluate, "run=moved", "run_dir=out") == 0
+    rows = {r["scheduler"]: r for r in csv.DictReader((tmp_path / "out" / "results.csv").open())}
+    assert float(rows["DOPPLER-IMITATION"]["simulated_makespan_s"]) > 0
+    assert len(rows) == 6
+    assert (tmp_path / "out" / "gantt_doppler_imitation.png").exists()
+    capsys.readouterr()
+    assert command(evaluate, "run=moved", "topology=v100") == 2
+    assert "brings its own topology" in capsys.readouterr().err
+    assert command(place, "problem=pair.json", "checkpoint=moved/checkpoint.pt", "samples=4") == 0
+    document = json.loads((tmp_path / "pair.placement.json").read_text())
+    assert document["scheduler"] == "doppler"
+    assert document["evaluations"] == 4
+    problem = load_problem(pair)
+    simulated = Simulator(problem).makespan(document["placement"])
+    assert document["simulated_makespan"] == simulated
+
+
+def test_placement_files_are_evaluated_on_real_devices(command: Command, tmp_path: Path) -> None:
+    assert command(place, *SMALL, "topology=cpu", "simulator=preset", "output=p.json") == 0
+    assert command(
+        evaluate, *SMALL, "topology=cpu", "simulator=preset", "placements=[p.json]",
+        "~scheduler@schedulers.enumerative", "executor.repeats=3", "run_dir=out",
+    ) == 0  # fmt: skip
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open()))
+    assert [row["result_check"] for row in rows] == ["passed"] * 5
+    assert {row["measured_runs"] for row in rows} == {"3"}
+
+
+def test_a_placement_of_another_problem_is_refused(
+    command: Command, pair: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert command(place, "problem=pair.json") == 0
+    assert command(evaluate, *SMALL, "topology=p100", "placements=[pair.placement.json]") == 2
+    assert "pair.placement.json, num_ops" in capsys.readouterr().err
+
+
+def test_a_calibration_profile_is_written_and_used(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert command(calibrate, *SMALL, "repeats=3", "output=profile.json") == 0
+    assert "simulator.cost.profile=" in capsys.readouterr().out
+    assert command(
+        place, *SMALL, "topology=cpu", "simulator.cost.profile=profile.json", "output=p.json"
+    ) == 0  # fmt: skip
+    assert json.loads((tmp_path / "p.json").read_text())["simulated_makespan"] > 0
+
+
+def test_the_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts.problems import default_cache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache() == Path("/somewhere/doppler")
