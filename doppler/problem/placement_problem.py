@@ -143,5 +143,6 @@ class PlacementProblem:
             [
                 [sum(per_link[link] for link in routes[s][d]) for d in range(size)]
                 for s in range(size)
-            ]
+            ],
+            dtype=np.float64,
         )

@@ -274,6 +274,6 @@ def _hop(schedule: Schedule, hop: int) -> str:
     source, target = topology.links[link].source, topology.links[link].target
     return (
         f"the transfer of op {schedule.transfer_ops[hop]} to device "
-        f"{schedule.transfer_targets[hop]}, on link {link} ({topology.endpoint_name(source)} -> "
-        f"{topology.endpoint_name(target)}),"
+        f"{schedule.transfer_targets[hop]} on link {link} ({topology.endpoint_name(source)} -> "
+        f"{topology.endpoint_name(target)})"
     )

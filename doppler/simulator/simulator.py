@@ -178,25 +178,22 @@ class Simulator:
         )
 
     def _batch_inputs(self, placements: Any, orders: Any) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(placements, (list, tuple)) and placements and isinstance(
-            placements[0], Placement
-        ):  # fmt: skip
-            if orders is None and self.choose == "given":
-                if any(placement.order is None for placement in placements):
-                    raise InvalidPlacementError(
-                        f"problem {self.problem.name!r}: choose=given needs an order of the ops in "
-                        "every placement"
-                    )
+        """Converts the arguments of a batch; the kernel checks the ranges."""
+        if isinstance(placements, (list, tuple)) and any(
+            isinstance(placement, Placement) for placement in placements
+        ):
+            if orders is None and all(placement.order is not None for placement in placements):
                 orders = [placement.order for placement in placements]
             placements = [placement.devices for placement in placements]
         devices = self._batch_ints(placements, "placements")
         if self.choose != "given":
             return devices, np.empty((len(devices), 0), np.int64)
-        if orders is None:
+        if orders is None and len(devices):
             raise InvalidPlacementError(
-                f"problem {self.problem.name!r}: choose=given needs an order for every placement"
+                f"problem {self.problem.name!r}: choose=given needs an order of the ops for every "
+                "placement"
             )
-        checked = self._batch_ints(orders, "orders")
+        checked = self._batch_ints([] if orders is None else orders, "orders")
         if len(checked) != len(devices):
             raise InvalidPlacementError(
                 f"problem {self.problem.name!r}: {len(checked)} orders for {len(devices)} "
