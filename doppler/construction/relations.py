@@ -141,7 +141,7 @@ class PlacementRelations:
 
     def candidates(
         self, mask: np.ndarray, device_free: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Lists the candidates of every episode with SEL's features.
 
         A candidate's earliest start leaves contention between transfers out: then only the
@@ -152,8 +152,9 @@ class PlacementRelations:
             device_free: `Construction.device_free`. # (batch_size, num_devices) [s]
 
         Returns:
-            ids, ascending, padded with num_ops # (batch_size, most candidates) int64, and the
-            columns `OP_FEATURES` # (batch_size, most candidates, 4) float32.
+            ids, ascending, padded with num_ops # (batch_size, most candidates) int64; the columns
+            `OP_FEATURES` # (batch_size, most candidates, 4) float32; how many there are
+            # (batch_size,).
         """
         counts = np.count_nonzero(mask, axis=1)
         width = int(counts.max())
@@ -163,7 +164,7 @@ class PlacementRelations:
             mask, device_free, 1.0 / self._op_scale, self._steps, self._graph, self._inputs_on,
             self._touched, self._arrival, ids, features,
         )  # fmt: skip
-        return ids, features
+        return ids, features, counts
 
 
 @njit(cache=True, nogil=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from doppler.construction import Construction
 from doppler.construction.relations import PlacementRelations
+from doppler.construction.sampling import choose
 from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.policies.dual_policy import DualPolicy, PolicyTables, sel_logits
 from doppler.problem import PlacementProblem
@@ -99,6 +99,7 @@ class EpisodeRunner:
         self._construction = Construction(problem, network=network, batch_size=batch_size)
         self._relations = PlacementRelations(problem, batch_size, self.features.scale)
         self._rows = np.arange(batch_size)
+        self._every_device = np.full(batch_size, problem.num_devices)
 
     @torch.no_grad()
     def run(
@@ -136,58 +137,103 @@ class EpisodeRunner:
             raise ConfigurationError(
                 f"roll-out: {len(forced.ops)} forced episodes in a batch of {self.batch_size}"
             )
-        construction, relations = self._construction, self._relations
-        construction.reset()
-        relations.reset()
+        self._construction.reset()
+        self._relations.reset()
         encoded = tables or self.policy.encode(self.features)
         tables = PolicyTables(*(table.detach() for table in encoded))
-        num_ops, batch, num_devices = (
-            self.problem.num_ops,
-            self.batch_size,
-            self.problem.num_devices,
-        )
-        pool = _DevicePool(tables, batch, num_devices)
-        draws = rng.random((num_ops, 2, batch), dtype=np.float32)
-        steps = (num_ops, batch)
-        chosen_ops, devices, slots = (np.empty(steps, np.int64) for _ in range(3))
-        likelihoods = np.empty((2, *steps), np.float32)
-        kept = num_ops if record else 1
-        device_features = np.empty(
-            (kept, batch, num_devices, self.policy.num_device_features), np.float32
-        )
-        candidates, state_features = [], []
-        choose = _Chooser(exploration, temperature, greedy)
-        for step in range(num_ops):
-            ids, seen = relations.candidates(construction.candidates, construction.device_free)
-            legal = ids < num_ops
-            logits = sel_logits(tables, torch.from_numpy(ids), torch.from_numpy(seen))
-            wanted = None if forced is None else _slots_of(forced.ops[:, step], ids, step)
-            slots[step], likelihoods[0, step] = choose(logits, legal, draws[step, 0], wanted)
-            ops = chosen_ops[step] = ids[self._rows, slots[step]]
+        taken = _Record(self.problem, self.batch_size, self.policy.num_device_features, record)
+        pool = _DevicePool(tables, self.batch_size, self.problem.num_devices)
+        draws = rng.random((self.problem.num_ops, 2, self.batch_size), dtype=np.float32)
+        options = (float(exploration), float(temperature), bool(greedy))
+        shown = (_NOTHING, _NOTHING)
+        for step in range(self.problem.num_ops):
+            if forced is not None:
+                shown = (forced.ops[:, step].copy(), forced.devices[:, step].copy())
+            self._select(step, tables, draws[step, 0], shown[0], options, taken)
+            self._place(step, tables, pool, draws[step, 1], shown[1], options, taken)
+        return taken.batch(exploration, temperature)
 
-            times = construction.device_features(ops)
-            row = device_features[step if record else 0]
-            relations.device_features(ops, times, row)
-            logits = self.policy.plc(
-                tables.plc_ops[torch.from_numpy(ops)], pool.means, torch.from_numpy(row)
-            )
-            wanted = None if forced is None else forced.devices[:, step]
-            devices[step], likelihoods[1, step] = choose(logits, None, draws[step, 1], wanted)
-            construction.step(ops, devices[step])
-            relations.step(ops, devices[step], construction.finish)
-            pool.add(ops, devices[step])
-            if record:
-                candidates.append(ids)
-                state_features.append(seen)
+    def _select(
+        self,
+        step: int,
+        tables: PolicyTables,
+        draws: np.ndarray,
+        shown: np.ndarray,
+        options: tuple[float, float, bool],
+        taken: _Record,
+    ) -> None:
+        """SEL's half of a step."""
+        ids, seen, counts = self._relations.candidates(
+            self._construction.candidates, self._construction.device_free
+        )
+        logits = sel_logits(tables, torch.from_numpy(ids), torch.from_numpy(seen))
+        wanted = _slots_of(shown, ids, step) if len(shown) else shown
+        slots = taken.slots[step]
+        choose(logits.numpy(), counts, draws, wanted, *options, slots, taken.sel[step])
+        taken.ops[step] = ids[self._rows, slots]
+        taken.see(ids, seen)
+
+    def _place(
+        self,
+        step: int,
+        tables: PolicyTables,
+        pool: _DevicePool,
+        draws: np.ndarray,
+        shown: np.ndarray,
+        options: tuple[float, float, bool],
+        taken: _Record,
+    ) -> None:
+        """PLC's half of a step, and the step itself."""
+        ops, devices = taken.ops[step], taken.devices[step]
+        features = taken.device_features_at(step)
+        self._relations.device_features(ops, self._construction.device_features(ops), features)
+        logits = self.policy.plc(
+            tables.plc_ops[torch.from_numpy(ops)], pool.means, torch.from_numpy(features)
+        )
+        choose(logits.numpy(), self._every_device, draws, shown, *options, devices, taken.plc[step])
+        self._construction.step(ops, devices)
+        self._relations.step(ops, devices, self._construction.finish)
+        pool.add(ops, devices)
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+class _Record:
+    """What a roll-out did and saw, step by step."""
+
+    def __init__(
+        self, problem: PlacementProblem, batch: int, num_features: int, keep: bool
+    ) -> None:
+        steps = (problem.num_ops, batch)
+        self.ops, self.devices, self.slots = (np.empty(steps, np.int64) for _ in range(3))
+        self.sel, self.plc = np.empty(steps, np.float32), np.empty(steps, np.float32)
+        self._keep = keep
+        self._candidates: list[np.ndarray] = []
+        self._state_features: list[np.ndarray] = []
+        self._device_features = np.empty(
+            (problem.num_ops if keep else 1, batch, problem.num_devices, num_features), np.float32
+        )
+
+    def device_features_at(self, step: int) -> np.ndarray:
+        """Where to write a step's device features."""
+        return self._device_features[step if self._keep else 0]
+
+    def see(self, candidates: np.ndarray, features: np.ndarray) -> None:
+        if self._keep:
+            self._candidates.append(candidates)
+            self._state_features.append(features)
+
+    def batch(self, exploration: float, temperature: float) -> RolloutBatch:
         return RolloutBatch(
-            ops=np.ascontiguousarray(chosen_ops.T),
-            devices=np.ascontiguousarray(devices.T),
-            sel_log_likelihood=likelihoods[0].T,
-            plc_log_likelihood=likelihoods[1].T,
-            slots=np.ascontiguousarray(slots.T),
-            candidates=candidates,
-            state_features=state_features,
-            device_features=device_features,
+            ops=np.ascontiguousarray(self.ops.T),
+            devices=np.ascontiguousarray(self.devices.T),
+            sel_log_likelihood=self.sel.T,
+            plc_log_likelihood=self.plc.T,
+            slots=np.ascontiguousarray(self.slots.T),
+            candidates=self._candidates,
+            state_features=self._state_features,
+            device_features=self._device_features,
             exploration=exploration,
             temperature=temperature,
         )
@@ -209,37 +255,6 @@ class _DevicePool:
         self._sums[at] += self._table[ops]
         self._counts[at] += 1.0
         self._means[at] = self._sums[at] / self._counts[at]
-
-
-class _Chooser:
-    """Samples slots from the mixture, or takes the likeliest, or follows forced rows."""
-
-    def __init__(self, exploration: float, temperature: float, greedy: bool) -> None:
-        self._exploration = exploration
-        self._temperature = temperature
-        self._greedy = greedy
-
-    def __call__(
-        self, logits: Tensor, legal: np.ndarray | None, draws: np.ndarray, forced: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns slots (batch,) and their log-likelihoods (batch,)."""
-        probabilities = torch.softmax(logits / self._temperature, dim=1).numpy()
-        if self._exploration > 0.0:
-            probabilities *= 1.0 - self._exploration
-            if legal is None:
-                probabilities += self._exploration / logits.shape[1]
-            else:
-                probabilities += legal * (self._exploration / legal.sum(axis=1, keepdims=True))
-        if self._greedy:
-            slots = logits.numpy().argmax(axis=1)
-        else:
-            # A draw stays strictly below the total, so the slot found has a probability above 0.
-            summed = np.cumsum(probabilities, axis=1, dtype=np.float32)
-            limits = draws * np.float32(1.0 - 1e-6) * summed[:, -1]
-            slots = (summed <= limits[:, None]).sum(axis=1)
-        if forced is not None:
-            slots[len(slots) - len(forced) :] = forced
-        return slots, np.log(probabilities[np.arange(len(slots)), slots])
 
 
 def _slots_of(ops: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:

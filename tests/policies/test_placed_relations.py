@@ -87,7 +87,7 @@ def test_the_papers_features_alone() -> None:
 
 def test_candidates_and_their_features() -> None:
     construction, relations = placed((0, 0), (1, 0))
-    ids, features = relations.candidates(construction.candidates, construction.device_free)
+    ids, features, _ = relations.candidates(construction.candidates, construction.device_free)
     assert ids.tolist() == [[2, 3, 4]]
     rows = [dict(zip(OP_FEATURES, row.tolist())) for row in features[0]]
     assert rows[0] == dict.fromkeys(OP_FEATURES, 0.0)
@@ -100,7 +100,7 @@ def test_candidates_and_their_features() -> None:
 
 def test_progress_and_recency_point_at_the_started_sum() -> None:
     construction, relations = placed((0, 0), (2, 1))
-    ids, features = relations.candidates(construction.candidates, construction.device_free)
+    ids, features, _ = relations.candidates(construction.candidates, construction.device_free)
     assert ids.tolist() == [[1, 3]]
     assert features[0, :, 0].tolist() == [1.0, 1.0]  # each one's sum only waits for it
     assert features[0, :, 1].tolist() == [0.5, 1.0]  # begun two steps and one step ago
@@ -114,7 +114,7 @@ def test_reset_forgets() -> None:
     ops = np.array([1])
     relations.device_features(ops, construction.device_features(ops), out)
     assert np.array_equal(out[0, 0], out[0, 1])
-    _, features = relations.candidates(construction.candidates, construction.device_free)
+    _, features, _ = relations.candidates(construction.candidates, construction.device_free)
     assert not features.any()
 
 
@@ -124,6 +124,7 @@ def test_uneven_lists_are_padded() -> None:
     mask = np.zeros((2, 7), bool)
     mask[0, [1, 5]] = True
     mask[1, 3] = True
-    ids, features = relations.candidates(mask, np.zeros((2, 2)))
+    ids, features, counts = relations.candidates(mask, np.zeros((2, 2)))
     assert ids.tolist() == [[1, 5], [3, 7]]
+    assert counts.tolist() == [2, 1]
     assert not features[1, 1].any()

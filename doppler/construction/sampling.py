@@ -1,0 +1,64 @@
+"""Choosing among listed options, one row per episode.
+
+A kernel, because at every step of a roll-out the lists are so short that calls into array libraries
+would take several times as long as the arithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def choose(
+    logits: np.ndarray,
+    counts: np.ndarray,
+    draws: np.ndarray,
+    forced: np.ndarray,
+    exploration: float,
+    temperature: float,
+    greedy: bool,
+    slots: np.ndarray,
+    log_likelihoods: np.ndarray,
+) -> None:
+    """Picks a slot of each row from (1 - exploration) * softmax(logits / temperature) + uniform.
+
+    Args:
+        logits: # (rows, width) float32
+        counts: only the first so many slots of a row exist, at least 1. # (rows,)
+        draws: uniform numbers in [0, 1). # (rows,)
+        forced: slots that the last rows must take. # (at most rows,)
+        exploration: share of the uniform distribution.
+        temperature: above 0.
+        greedy: take the greatest logit (the first of equals) instead of drawing.
+        slots: gets the picks. # (rows,)
+        log_likelihoods: gets their log-likelihoods, under the mixture. # (rows,)
+    """
+    rows, width = logits.shape
+    chances = np.empty(width)
+    for row in range(rows):
+        count = counts[row]
+        best = 0
+        for slot in range(1, count):
+            if logits[row, slot] > logits[row, best]:
+                best = slot
+        total = 0.0
+        for slot in range(count):
+            chances[slot] = np.exp((logits[row, slot] - logits[row, best]) / temperature)
+            total += chances[slot]
+        for slot in range(count):
+            chances[slot] = (1.0 - exploration) * chances[slot] / total + exploration / count
+        pick = best
+        if row >= rows - len(forced):
+            pick = forced[row - rows + len(forced)]
+        elif not greedy:
+            # Falls back on the best slot where rounding leaves the sum below the draw.
+            passed = 0.0
+            for slot in range(count):
+                passed += chances[slot]
+                if draws[row] < passed:
+                    pick = slot
+                    break
+        slots[row] = pick
+        log_likelihoods[row] = np.log(chances[pick])
