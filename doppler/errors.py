@@ -43,6 +43,10 @@ class ExecutionError(DopplerError, RuntimeError):
     """A run on real devices failed; the message names op and device."""
 
 
+class ProfileError(DopplerError, ValueError):
+    """A calibration profile is of another machine or torch, or lacks what was asked for."""
+
+
 class ConfigurationError(DopplerError, ValueError):
     """An option has an unknown name or an impossible value."""
 

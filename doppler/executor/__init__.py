@@ -1,18 +1,27 @@
 """Execution on real devices: dispatching, CPU threads, measuring, checking results, calibration."""
 
-from doppler.executor.base import Executor
+from doppler.executor.base import Executable, Executor
+from doppler.executor.calibration import calibrate
 from doppler.executor.cpu import CpuExecutor
 from doppler.executor.dispatcher import Dispatcher, DispatchPlan, HopTask, OpTask
+from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
+from doppler.executor.profile import CopyTiming, KernelTiming, Profile
 from doppler.executor.result_check import ResultCheck
 
 __all__ = [
+    "CopyTiming",
     "CpuExecutor",
     "DispatchPlan",
     "Dispatcher",
+    "Executable",
     "Executor",
     "HopTask",
+    "KernelTiming",
     "Measurement",
     "OpTask",
+    "Profile",
     "ResultCheck",
+    "calibrate",
+    "describe_environment",
 ]

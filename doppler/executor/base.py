@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,16 +17,61 @@ from doppler.executor.dispatcher import DispatchPlan, check_rules
 from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
 from doppler.executor.result_check import ResultCheck, compare_results
-from doppler.hardware import make_topology
+from doppler.graph import DataflowGraph
+from doppler.hardware import CostModel, Topology, make_topology
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
-from doppler.workloads import Workload
 
 PlacementLike = Placement | Sequence[int] | np.ndarray
 """A device per op, with or without an order."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) after every step of something long."""
+
+
+class ExecutableKernel(Protocol):
+    """The work of one op; equal signatures mean equal work."""
+
+    @property
+    def signature(self) -> str: ...
+
+    @property
+    def run(self) -> Callable[[list[torch.Tensor]], torch.Tensor]: ...
+
+
+class Executable(Protocol):
+    """What an executor needs of a workload; `doppler.workloads.Workload` has it all.
+
+    `operands[op]` names the kernel's arguments in order: ("op", op_id) or ("input", tile).
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def graph(self) -> DataflowGraph: ...
+
+    @property
+    def kernels(self) -> Sequence[ExecutableKernel]: ...
+
+    @property
+    def operands(self) -> Sequence[Sequence[tuple[str, int]]]: ...
+
+    @property
+    def output_ops(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def make_inputs(self, seed: int) -> list[torch.Tensor]: ...
+
+    def reference(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+    def collect(self, op_outputs: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+
+    def problem(
+        self, topology: Topology, cost_model: CostModel | None = None
+    ) -> PlacementProblem: ...
 
 
 class Executor(ABC):
@@ -55,7 +100,7 @@ class Executor(ABC):
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Executable,
         num_devices: int,
         *,
         problem: PlacementProblem | None = None,

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from doppler.errors import CapacityError, ExecutionError
-from doppler.executor.base import Executor
+from doppler.executor.base import Executable, Executor
 from doppler.executor.dispatcher import Dispatcher, DispatchPlan, HopTask, OpTask, Task
 from doppler.executor.lanes import Crew, Lane
 from doppler.schedule import Schedule
-from doppler.workloads import Workload
 
 JOIN_SECONDS = 5.0
 """How long the end of a failed run or of the executor waits for kernels that still run. [s]"""
@@ -76,7 +75,7 @@ class CpuExecutor(Executor):
     backend = "cpu"
     default_topology = "cpu"
 
-    def __init__(self, workload: Workload, num_devices: int, **options: Any) -> None:
+    def __init__(self, workload: Executable, num_devices: int, **options: Any) -> None:
         super().__init__(workload, num_devices, **options)
         self.operand_keys = [
             tuple(index if kind == "op" else ~index for kind, index in operands)

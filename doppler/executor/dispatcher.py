@@ -16,7 +16,7 @@ import numpy as np
 
 from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
 from doppler.problem import PlacementProblem
-from doppler.simulator.networks import NETWORKS, link_channels
+from doppler.schedule.networks import NETWORKS, link_channels
 from doppler.simulator.simulator import CHOOSE_RULES, choose_ranks
 
 

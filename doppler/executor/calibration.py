@@ -1,0 +1,214 @@
+"""Calibration: measures kernels, dispatch and copies on these devices and writes them down.
+
+Kernels are timed where they will run: inside whole runs of the workload on the executor. So their
+operands are where a run leaves them (just written by another op, arrived from another device, or
+long out of the caches), all other devices are at work, and link threads copy in between, which
+timing a kernel on its own in a loop would all miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import theilslopes
+
+from doppler.errors import ConfigurationError
+from doppler.executor.base import Executable, Executor, Progress
+from doppler.executor.cpu import CpuExecutor
+from doppler.executor.environment import describe_environment
+from doppler.executor.profile import CopyTiming, KernelTiming, Profile
+from doppler.executor.synthetic import empty_workload, relay_workload
+from doppler.executor.traces import dispatch_gaps, transfer_delays
+from doppler.schedule import Schedule
+
+EMPTY_OPS = 1000
+RELAY_HOPS = 24
+RELAY_SIZES = tuple(1 << power for power in range(12, 25, 2))
+"""Sizes of the copy sweep, 4 KiB to 16 MiB. [B]"""
+
+_BACKENDS: dict[str, type[Executor]] = {"cpu": CpuExecutor}
+
+
+@dataclass
+class _Samples:
+    """What the runs of all workloads have shown so far.
+
+    Durations are averaged within a run, because they add up to its makespan, and the median over
+    runs is taken, because that is how a makespan is reported; one bad run then counts for nothing.
+    """
+
+    alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # by signature, per run [s]
+    busy: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    gaps: list[np.ndarray] = field(default_factory=list)  # per run [s]
+    transfers: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # [B], [s]
+
+
+def _typical(runs: list[np.ndarray]) -> float:
+    return float(np.median([run.mean() for run in runs if len(run)]))
+
+
+def calibrate(
+    workload: Executable | Sequence[Executable],
+    num_devices: int,
+    repeats: int = 10,
+    warmup: int = 4,
+    seed: int = 0,
+    progress: Progress | None = None,
+    backend: str = "cpu",
+) -> Profile:
+    """Measures what ops and transfers of workloads cost on this machine.
+
+    Per workload: `repeats` runs on one device while the others idle, and `repeats` runs of random
+    placements that keep all devices at work. Then empty kernels for the overhead of
+    dispatch, and a sweep of copies by size, fitted by Theil-Sen regression.
+
+    Args:
+        workload: one or several.
+        num_devices: devices at work; the profile holds for this number only.
+        repeats: measured runs of either kind.
+        warmup: runs of either kind before them; in the first few, fresh pages make large outputs
+            up to a fifth slower than ever after.
+        seed: of the random placements.
+        progress: called with (steps done, steps in all).
+        backend: which executor.
+
+    Raises:
+        ConfigurationError: an impossible number, no workload, or an unknown backend.
+        ExecutionError: a kernel failed.
+    """
+    workloads = list(workload) if isinstance(workload, Sequence) else [workload]
+    if not workloads:
+        raise ConfigurationError("there is no workload to calibrate with")
+    if repeats < 1 or warmup < 0:
+        raise ConfigurationError(
+            f"repeats is {repeats} and warmup is {warmup}; at least 1 and 0 are needed"
+        )
+    if backend not in _BACKENDS:
+        raise ConfigurationError(
+            f"backend {backend!r} cannot be calibrated; known: {', '.join(_BACKENDS)}"
+        )
+    executor_type = _BACKENDS[backend]
+    sizes = RELAY_SIZES if num_devices > 1 else ()
+    step = _Steps((2 * (warmup + repeats)) * len(workloads) + 1 + len(sizes), progress)
+    environment = describe_environment(backend, num_devices)
+    rng = np.random.default_rng(seed)
+    samples = _Samples()
+    for one in workloads:
+        with executor_type(one, num_devices) as executor:
+            _sample_workload(executor, samples, repeats, warmup, rng, step)
+    dispatch_empty = _time_empty_kernels(executor_type, num_devices)
+    step()
+    sweep = []
+    for size in sizes:
+        sweep.append((size, _time_relay(executor_type, size)))
+        step()
+    return Profile(
+        workloads=tuple(one.name for one in workloads),
+        environment=environment,
+        kernels={name: _timing(samples, name) for name in sorted(samples.busy)},
+        dispatch_gap=_typical(samples.gaps) if any(map(len, samples.gaps)) else dispatch_empty,
+        dispatch_empty=dispatch_empty,
+        copies=_fit_copies(sweep, samples) if sweep else None,
+        info={"repeats": repeats, "warmup": warmup, "seed": seed},
+    )
+
+
+class _Steps:
+    """Counts steps and reports them."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done = 0
+        self._total = total
+        self._progress = progress
+
+    def __call__(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _sample_workload(
+    executor: Executor,
+    samples: _Samples,
+    repeats: int,
+    warmup: int,
+    rng: np.random.Generator,
+    step: Callable[[], None],
+) -> None:
+    """Runs the workload on one device and spread at random over all of them, alternately."""
+    num_ops, num_devices = executor.workload.graph.num_ops, executor.num_devices
+    for index in range(warmup + repeats):
+        alone = executor.run(np.zeros(num_ops, np.int64))
+        step()
+        # Dealt, not drawn: every device gets its share of the ops, so that none idles for long.
+        busy = executor.run(rng.permutation(num_ops) % num_devices)
+        step()
+        if index < warmup:
+            continue
+        _add_durations(samples.alone, executor.workload, alone)
+        _add_durations(samples.busy, executor.workload, busy)
+        samples.gaps.append(dispatch_gaps(busy))
+        samples.transfers.append(transfer_delays(busy))
+
+
+def _add_durations(
+    runs: dict[str, list[np.ndarray]], workload: Executable, schedule: Schedule
+) -> None:
+    """Adds a run's durations, grouped by kernel signature."""
+    seconds = schedule.finish - schedule.start
+    signatures = np.array([kernel.signature for kernel in workload.kernels])
+    for signature in np.unique(signatures).tolist():
+        runs.setdefault(signature, []).append(seconds[signatures == signature])
+
+
+def _timing(samples: _Samples, signature: str) -> KernelTiming:
+    busy = samples.busy[signature]
+    pooled = np.concatenate(busy)
+    return KernelTiming(
+        busy=_typical(busy),
+        alone=_typical(samples.alone[signature]),
+        variation=float(pooled.std() / pooled.mean()),
+        samples=len(pooled),
+    )
+
+
+def _time_empty_kernels(executor_type: type[Executor], num_devices: int) -> float:
+    """Device time per op when kernels do nothing: the executor's own overhead. [s]"""
+    workload = empty_workload(EMPTY_OPS, num_chains=num_devices)
+    with executor_type(workload, num_devices) as executor:
+        chains = np.arange(EMPTY_OPS) % num_devices
+        (measurement,) = executor.measure([chains], repeats=5, warmup=1)
+    return measurement.median * num_devices / EMPTY_OPS
+
+
+def _time_relay(executor_type: type[Executor], size: int) -> float:
+    """From the end of an op to the start of its consumer on another device, all idle. [s]"""
+    workload = relay_workload(RELAY_HOPS, size)
+    with executor_type(workload, 2) as executor:
+        there_and_back = np.arange(RELAY_HOPS + 1) % 2
+        executor.run(there_and_back)
+        schedules = [executor.run(there_and_back) for _ in range(3)]
+    hops = np.concatenate([s.start[1:] - s.finish[:-1] for s in schedules])
+    return float(np.median(hops))
+
+
+def _fit_copies(sweep: list[tuple[int, float]], samples: _Samples) -> CopyTiming:
+    """Bandwidth from the sweep; latency once from there and once from the busy runs.
+
+    While devices work, a link thread waits for a CPU and the copy is slower; the mean delay beyond
+    bytes / bandwidth in the typical busy run is what a transfer really waits.
+    """
+    sizes, seconds = np.array(sweep).T
+    slope, intercept, *_ = theilslopes(seconds, sizes, method="joint")
+    # A noisy sweep can fit a slope of 0 or less; the largest copy then bounds the bandwidth.
+    slope = slope if slope > 0 else seconds[-1] / sizes[-1]
+    waits = [delays - slope * volumes for volumes, delays in samples.transfers]
+    latency_alone = max(0.0, float(intercept))
+    return CopyTiming(
+        latency=max(0.0, _typical(waits)) if any(map(len, waits)) else latency_alone,
+        latency_alone=latency_alone,
+        bandwidth=1.0 / float(slope),
+        sweep=tuple(sweep),
+    )
