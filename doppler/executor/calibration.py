@@ -33,20 +33,13 @@ _BACKENDS: dict[str, type[Executor]] = {"cpu": CpuExecutor}
 
 @dataclass
 class _Samples:
-    """What the runs of all workloads have shown so far.
+    """What the runs of all workloads have shown so far."""
 
-    Durations are averaged within a run, because they add up to its makespan, and the median over
-    runs is taken, because that is how a makespan is reported; one bad run then counts for nothing.
-    """
-
-    alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # by signature, per run [s]
-    busy: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    gaps: list[np.ndarray] = field(default_factory=list)  # per run [s]
-    transfers: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # [B], [s]
-
-
-def _typical(runs: list[np.ndarray]) -> float:
-    return float(np.median([run.mean() for run in runs if len(run)]))
+    alone: dict[str, list[float]] = field(default_factory=dict)  # by kernel signature [s]
+    busy: dict[str, list[float]] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)  # [s]
+    transfer_bytes: list[float] = field(default_factory=list)
+    transfer_delays: list[float] = field(default_factory=list)  # [s]
 
 
 def calibrate(
@@ -108,7 +101,7 @@ def calibrate(
         workloads=tuple(one.name for one in workloads),
         environment=environment,
         kernels={name: _timing(samples, name) for name in sorted(samples.busy)},
-        dispatch_gap=_typical(samples.gaps) if any(map(len, samples.gaps)) else dispatch_empty,
+        dispatch_gap=float(np.mean(samples.gaps)) if samples.gaps else dispatch_empty,
         dispatch_empty=dispatch_empty,
         copies=_fit_copies(sweep, samples) if sweep else None,
         info={"repeats": repeats, "warmup": warmup, "seed": seed},
@@ -139,38 +132,53 @@ def _sample_workload(
 ) -> None:
     """Runs the workload on one device and spread at random over all of them, alternately."""
     num_ops, num_devices = executor.workload.graph.num_ops, executor.num_devices
-    for index in range(warmup + repeats):
-        alone = executor.run(np.zeros(num_ops, np.int64))
+    alone, busy = [], []
+    for _ in range(warmup + repeats):
+        alone.append(executor.run(np.zeros(num_ops, np.int64)))
         step()
         # Dealt, not drawn: every device gets its share of the ops, so that none idles for long.
-        busy = executor.run(rng.permutation(num_ops) % num_devices)
+        busy.append(executor.run(rng.permutation(num_ops) % num_devices))
         step()
-        if index < warmup:
-            continue
-        _add_durations(samples.alone, executor.workload, alone)
-        _add_durations(samples.busy, executor.workload, busy)
-        samples.gaps.append(dispatch_gaps(busy))
-        samples.transfers.append(transfer_delays(busy))
+    for schedule in _middle_half(alone[warmup:]):
+        _add_durations(samples.alone, executor.workload, schedule)
+    for schedule in _middle_half(busy[warmup:]):
+        _add_durations(samples.busy, executor.workload, schedule)
+        samples.gaps += dispatch_gaps(schedule).tolist()
+        sizes, seconds = transfer_delays(schedule)
+        samples.transfer_bytes += sizes.tolist()
+        samples.transfer_delays += seconds.tolist()
+
+
+def _middle_half(schedules: list[Schedule]) -> list[Schedule]:
+    """The runs whose ops took neither the most nor the least time in all.
+
+    The makespan that a calibrated simulation should predict is that of the median run. Hiccups are
+    part of such a run and belong into the mean of its durations (each op's median would miss them,
+    as each meets few), while a run that another process spoilt belongs out as a whole.
+    """
+    ordered = sorted(
+        schedules, key=lambda schedule: float((schedule.finish - schedule.start).sum())
+    )
+    kept = (len(ordered) + 1) // 2
+    first = (len(ordered) - kept) // 2
+    return ordered[first : first + kept]
 
 
 def _add_durations(
-    runs: dict[str, list[np.ndarray]], workload: Executable, schedule: Schedule
+    durations: dict[str, list[float]], workload: Executable, schedule: Schedule
 ) -> None:
-    """Adds a run's durations, grouped by kernel signature."""
-    seconds = schedule.finish - schedule.start
-    signatures = np.array([kernel.signature for kernel in workload.kernels])
-    for signature in np.unique(signatures).tolist():
-        runs.setdefault(signature, []).append(seconds[signatures == signature])
+    seconds = (schedule.finish - schedule.start).tolist()
+    for kernel, duration in zip(workload.kernels, seconds, strict=True):
+        durations.setdefault(kernel.signature, []).append(duration)
 
 
 def _timing(samples: _Samples, signature: str) -> KernelTiming:
-    busy = samples.busy[signature]
-    pooled = np.concatenate(busy)
+    busy = np.array(samples.busy[signature])
     return KernelTiming(
-        busy=_typical(busy),
-        alone=_typical(samples.alone[signature]),
-        variation=float(pooled.std() / pooled.mean()),
-        samples=len(pooled),
+        busy=float(busy.mean()),
+        alone=float(np.mean(samples.alone[signature])),
+        variation=float(busy.std() / busy.mean()),
+        samples=len(busy),
     )
 
 
@@ -198,16 +206,16 @@ def _fit_copies(sweep: list[tuple[int, float]], samples: _Samples) -> CopyTiming
     """Bandwidth from the sweep; latency once from there and once from the busy runs.
 
     While devices work, a link thread waits for a CPU and the copy is slower; the mean delay beyond
-    bytes / bandwidth in the typical busy run is what a transfer really waits.
+    bytes / bandwidth in the busy runs is what a transfer really waits.
     """
     sizes, seconds = np.array(sweep).T
     slope, intercept, *_ = theilslopes(seconds, sizes, method="joint")
     # A noisy sweep can fit a slope of 0 or less; the largest copy then bounds the bandwidth.
     slope = slope if slope > 0 else seconds[-1] / sizes[-1]
-    waits = [delays - slope * volumes for volumes, delays in samples.transfers]
+    waited = np.array(samples.transfer_delays) - slope * np.array(samples.transfer_bytes)
     latency_alone = max(0.0, float(intercept))
     return CopyTiming(
-        latency=max(0.0, _typical(waits)) if any(map(len, waits)) else latency_alone,
+        latency=max(0.0, float(waited.mean())) if len(waited) else latency_alone,
         latency_alone=latency_alone,
         bandwidth=1.0 / float(slope),
         sweep=tuple(sweep),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,7 +238,7 @@ def test_calibration_measures_every_signature(short_sweep: None, num_devices: in
     signatures = [kernel.signature for kernel in workload.kernels]
     assert set(profile.kernels) == set(signatures)
     for signature, timing in profile.kernels.items():
-        assert timing.samples == 2 * signatures.count(signature)
+        assert timing.samples == signatures.count(signature)  # one of the two runs is kept
         assert 0 < timing.alone < 1 and 0 < timing.busy < 1
     assert 0 < profile.dispatch_empty < 1e-2 and 0 < profile.dispatch_gap < 1
     assert (profile.copies is None) == (num_devices == 1)
@@ -248,15 +249,32 @@ def test_calibration_measures_every_signature(short_sweep: None, num_devices: in
     assert schedule.problem is problem
 
 
-def test_durations_are_averaged_in_a_run_and_the_median_run_counts() -> None:
+def with_total(seconds: float) -> Schedule:
+    schedule = golden_schedule()
+    return replace(schedule, start=np.zeros(5), finish=np.full(5, seconds / 5))
+
+
+@pytest.mark.parametrize(
+    ("totals", "kept"),
+    [
+        ([7.0], [7.0]),
+        ([9.0, 1.0], [1.0]),
+        ([50.0, 2.0, 3.0], [2.0, 3.0]),
+        ([4.0, 99.0, 1.0, 3.0, 5.0, 2.0], [2.0, 3.0, 4.0]),
+    ],
+)
+def test_the_middle_half_of_the_runs_counts(totals: list[float], kept: list[float]) -> None:
+    chosen = calibration_module._middle_half([with_total(total) for total in totals])
+    assert [schedule.finish.sum() for schedule in chosen] == pytest.approx(kept)
+
+
+def test_a_kernels_durations_are_averaged() -> None:
     samples = calibration_module._Samples()
-    samples.busy["k"] = [np.array([1.0, 3.0]), np.array([2.0, 4.0]), np.array([90.0, 110.0])]
-    samples.alone["k"] = [np.array([1.0, 1.0])]
+    samples.busy["k"] = [1.0, 3.0, 2.0, 10.0]
+    samples.alone["k"] = [1.0, 2.0]
     timing = calibration_module._timing(samples, "k")
-    assert timing.busy == 3.0  # means 2, 3 and 100
-    assert timing.alone == 1.0
-    assert timing.samples == 6
-    assert timing.variation == pytest.approx(np.std([1, 3, 2, 4, 90, 110]) / 35.0)
+    assert (timing.busy, timing.alone, timing.samples) == (4.0, 1.5, 4)
+    assert timing.variation == pytest.approx(np.std([1, 3, 2, 10]) / 4.0)
 
 
 def test_copies_are_fitted_through_an_outlier() -> None:
@@ -264,7 +282,7 @@ def test_copies_are_fitted_through_an_outlier() -> None:
     sweep = [(size, 10.0 + size / 4.0) for size in (4, 8, 16, 32, 64, 128)]
     sweep[2] = (16, 500.0)
     samples = calibration_module._Samples()
-    samples.transfers = [(np.array([8.0, 16.0]), np.array([32.0, 34.0])), (np.array([]),) * 2]
+    samples.transfer_bytes, samples.transfer_delays = [8.0, 16.0], [32.0, 34.0]
     copies = calibration_module._fit_copies(sweep, samples)
     assert copies.bandwidth == pytest.approx(4.0)
     assert copies.latency_alone == pytest.approx(10.0)
