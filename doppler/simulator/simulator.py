@@ -12,6 +12,7 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.simulator import kernel
 from doppler.simulator.noise import NO_NOISE, NoiseFactors, NoiseModel
+from doppler.simulator.ops import BAD_PLACEMENT
 from doppler.simulator.tables import (
     Scratch,
     Tables,
@@ -230,7 +231,7 @@ class Simulator:
     ) -> None:
         """Raises the error that a checked call would have raised, with the row in front."""
         try:
-            if status == kernel.BAD_PLACEMENT:
+            if status == BAD_PLACEMENT:
                 self.problem.check_placement(devices)
             self.problem.check_order(order)
         except InvalidPlacementError as error:

@@ -57,12 +57,13 @@ class Scratch(NamedTuple):
         missing: inputs that have not arrived. # (num_ops,)
         ready_time, ready_round: latest known arrival. # (num_ops,)
         key: priority, lowest first; unused under fifo. # (num_ops,) or (0,)
-        start, finish: # (num_ops,) [s]
+        start, finish: known where every hop is simulated. # (num_ops,) [s]
         queue_base: # (num_devices + 1,)
         queue_size, queue_key, queue_op: ops that wait for their device.
         pending_size, pending_key, pending_op: ops whose ready time is known and ahead.
         delayed_key, delayed_op: ops that become ready in a later round of their instant.
-        slot_base, slot_finish, slot_op, busy: running ops, packed at the front of each device.
+        slot_base, slot_finish, slot_op: running ops of each device, infinity in a free slot.
+        idle: number of free slots. # (num_devices,)
         event: when each device is due where arrivals are known ahead. # (num_devices,) [s]
     """
 
@@ -84,7 +85,7 @@ class Scratch(NamedTuple):
     slot_base: np.ndarray
     slot_finish: np.ndarray
     slot_op: np.ndarray
-    busy: np.ndarray
+    idle: np.ndarray
     event: np.ndarray
 
 
@@ -196,10 +197,11 @@ def _rows(rows: list[tuple[int, ...]] | list[list[int]]) -> tuple[np.ndarray, np
 
 @allocates
 def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
-    """Allocates; `free` says that transfers need no events (see `kernel.simulate_free`)."""
+    """Allocates; `free` says that transfers need no events (see `uncontended.simulate_free`)."""
     n = len(tables.succ_ptr) - 1
     d = len(tables.slots)
     known = n if free else 0
+    traced = 0 if free else n
     pending = n if free and not fifo else 0
     slots = tables.slots.sum()
     return Scratch(
@@ -207,8 +209,8 @@ def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
         np.empty(known),
         np.empty(known, np.int32),
         np.empty(0 if fifo else n),
-        np.empty(n),
-        np.empty(n),
+        np.empty(traced),
+        np.empty(traced),
         np.empty(d + 1, np.int64),
         np.empty(d, np.int64),
         np.empty(n),
