@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 
@@ -256,19 +257,23 @@ def wait_for_threads_to_end() -> None:
         time.sleep(0.01)
 
 
-def test_ctrl_c_leaves_no_thread_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_no_thread_running() -> None:
     workload = FakeWorkload(random_graph(20, seed=10))
+    interrupting = True
+    right = workload.kernels[5]
+
+    def press(operands):
+        if interrupting:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)
+        return right.run(operands)
+
+    workload.kernels[5] = workload.kernel(5, press)
     with CpuExecutor(workload, 2) as executor:
-        executor.run(np.arange(20) % 2)
-
-        def interrupt(self, timeout_s):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(cpu_module._CpuRun, "wait", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                executor.run(np.arange(20) % 2)
-        assert our_threads() == []
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(np.arange(20) % 2)
+        assert our_threads() == [] and gc.isenabled()
+        interrupting = False
         assert executor.check(np.arange(20) % 2).passed
 
 
