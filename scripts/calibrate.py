@@ -1,6 +1,6 @@
 """Times a workload's kernels and copies on this machine's CPU devices and writes a profile.
 
-python scripts/calibrate.py workload=ffnn num_devices=2 output=profile.json
+python scripts/calibrate.py workload=ffnn topology.num_devices=2 output=profile.json
 python scripts/train.py workload=ffnn simulator.cost.profile=profile.json
 """
 
@@ -26,10 +26,9 @@ def run(config: DictConfig) -> Path:
     workload = build_workload(config.workload)
     if not isinstance(workload, Workload):
         raise ConfigurationError("calibrating needs kernels to time; a problem file has none")
-    profile = run_calibration(
-        workload, config.num_devices, config.repeats, ProgressDisplay(console)
-    )
-    name = f"{workload.graph.name}-{config.num_devices}cpu.json"
+    num_devices = config.topology.num_devices
+    profile = run_calibration(workload, num_devices, config.repeats, ProgressDisplay(console))
+    name = f"{workload.graph.name}-{num_devices}cpu.json"
     path = (
         default_cache() / name if config.output is None else Path(to_absolute_path(config.output))
     )

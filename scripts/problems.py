@@ -190,7 +190,7 @@ class CpuExecution:
             raise ConfigurationError(
                 "executor=cpu needs kernels, a problem file has none: use executor=none"
             )
-        if not setup.problem.topology.name.startswith("cpu"):
+        if setup.profile is None and not setup.problem.topology.name.startswith("cpu"):
             raise ConfigurationError(
                 f"executor=cpu runs CPU devices, the topology is {setup.problem.topology.name}: "
                 "use executor=none, or topology=cpu"

@@ -14,8 +14,8 @@ from doppler.schedule import Schedule
 from doppler.viz.figure import format_seconds, new_figure, save_figure, time_unit
 
 DEVICE_HEIGHT, LINK_HEIGHT, GAP = 1.0, 0.34, 0.16
-LABEL_WIDTH = 0.022
-"""An op's id is written into its bar where the bar is at least this share of the time axis."""
+DIGIT_WIDTH = 0.011
+"""An op's id is written into its bar where each digit has at least this share of the time axis."""
 LEGEND_ENTRIES = 24
 
 
@@ -127,7 +127,8 @@ def _draw_panel(
         scale,
         0.7,  # under contention_free, transfers of one link overlap: let them shine through
     )
-    for op in np.flatnonzero(schedule.finish - schedule.start >= LABEL_WIDTH * end):
+    digits = np.array([len(str(op)) for op in range(len(schedule.devices))])
+    for op in np.flatnonzero(schedule.finish - schedule.start >= DIGIT_WIDTH * digits * end):
         middle = (schedule.start[op] + schedule.finish[op]) / 2 / scale
         panel.text(
             middle, bottoms[op] + height[op] / 2, str(op), ha="center", va="center", fontsize=7

@@ -1,4 +1,4 @@
-"""Learning curves: makespans and losses of a training run, stage by stage, from its metrics CSV."""
+"""Learning curves: makespans and losses of a run, stage by stage, from its metrics CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from doppler.errors import FileFormatError
 from doppler.viz.figure import new_figure, save_figure, time_unit
 
 STAGE_COLUMN, EPISODE_COLUMN = "stage", "episodes"
-STAGE_COLOURS = ("#dde7f3", "#e4f1df", "#f8ead8")
+FEW_POINTS = 16
 
 
 def read_metrics(path: str | Path) -> tuple[list[str], dict[str, np.ndarray]]:
@@ -54,7 +54,10 @@ def read_metrics(path: str | Path) -> tuple[list[str], dict[str, np.ndarray]]:
 
 
 def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") -> Path:
-    """Draws a run's makespans (above) and its losses and entropy (below) against episodes.
+    """Draws makespans (above) and losses and entropies (below) against episodes.
+
+    Each stage has a column with axes of its own, because a stage of measured episodes is short and
+    noisy beside one of simulated episodes.
 
     Args:
         metrics: the CSV file of a run; columns of simulated or measured makespans go into the
@@ -72,63 +75,38 @@ def plot_learning_curve(metrics: str | Path, path: str | Path, title: str = "") 
     stages, values = read_metrics(metrics)
     if not stages:
         raise FileFormatError(f"{metrics}: no rows to draw yet")
-    x = values[EPISODE_COLUMN]
-    spans = _spans(stages, x)
-    upper = [n for n in values if "_makespan_" in n]
-    lower = [n for n in values if "loss" in n or "entropy" in n]
-    figure = new_figure(10.0, 6.0)
-    panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    finite = [values[n][np.isfinite(values[n])] for n in upper]
-    largest = max((v.max() for v in finite if v.size), default=1.0)
-    scale, unit = time_unit(largest)
-    for name in upper:
-        _curve(panels[0], x, values[name] / scale, stages, name)
-    for name in lower:
-        _curve(panels[1], x, values[name], stages, name)
-    panels[0].set_ylabel(f"makespan [{unit}]")
-    panels[0].set_title(title, fontsize=10)
-    panels[1].set_ylabel("loss, entropy")
-    panels[1].set_xlabel("episodes, all stages")
-    for panel in panels:
-        _shade_stages(panel, spans)
-        panel.grid(alpha=0.25)
-        panel.set_xlim(0, max(spans[-1][2], 1.0))
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    for name, left, right in spans:
-        panels[0].text(
-            (left + right) / 2, 1.0, name, transform=panels[0].get_xaxis_transform(),
-            ha="center", va="top", fontsize=8, color="0.35",
-        )  # fmt: skip
+    names = list(dict.fromkeys(stages))
+    figure = new_figure(max(7.0, 5.0 * len(names)), 6.0)
+    figure.suptitle(title, fontsize=10)
+    panels = figure.subplots(2, len(names), sharex="col", height_ratios=(3, 2), squeeze=False)
+    for column, stage in enumerate(names):
+        rows = np.flatnonzero(np.array(stages) == stage)
+        upper, lower = panels[:, column]
+        shown = {name: array[rows] for name, array in values.items()}
+        x = shown.pop(EPISODE_COLUMN)
+        makespans = {n: y for n, y in shown.items() if "_makespan_" in n}
+        largest = max((np.nanmax(y) for y in makespans.values() if np.isfinite(y).any()), default=1)
+        scale, unit = time_unit(float(largest))
+        _draw_curves(upper, x, {n: y / scale for n, y in makespans.items()})
+        _draw_curves(lower, x, {n: y for n, y in shown.items() if "loss" in n or "entropy" in n})
+        upper.set_title(f"stage {stage}", fontsize=9)
+        upper.set_ylabel(f"makespan [{unit}]")
+        lower.set_ylabel("loss, entropy")
+        lower.set_xlabel("episodes of the run")
     return save_figure(figure, path)
 
 
-def _spans(stages: list[str], episodes: np.ndarray) -> list[tuple[str, float, float]]:
-    """(stage, episodes before it, episodes at its last row) of each stage."""
-    spans: list[tuple[str, float, float]] = []
-    for index, stage in enumerate(stages):
-        if not spans or spans[-1][0] != stage:
-            before = spans[-1][2] if spans else 0.0
-            spans.append((stage, before, before))
-        spans[-1] = (stage, spans[-1][1], float(episodes[index]))
-    return spans
-
-
-def _curve(panel: Any, x: np.ndarray, y: np.ndarray, stages: list[str], name: str) -> None:
-    """One line per stage in one colour: a stage's numbers do not continue the one before."""
-    colour, labelled = None, False
-    names = np.array(stages)
-    for stage in dict.fromkeys(stages):
-        rows = np.flatnonzero((names == stage) & np.isfinite(y))
-        if not rows.size:
-            continue
-        (line,) = panel.plot(
-            x[rows], y[rows], color=colour, linewidth=1.2, marker="." if rows.size < 3 else "",
-            label=None if labelled else name.replace("_", " "),
-        )  # fmt: skip
-        colour, labelled = line.get_color(), True
-
-
-def _shade_stages(panel: Any, spans: list[tuple[str, float, float]]) -> None:
-    for index, (_, left, right) in enumerate(spans):
-        panel.axvspan(left, right, color=STAGE_COLOURS[index % len(STAGE_COLOURS)], zorder=0)
+def _draw_curves(panel: Any, x: np.ndarray, curves: dict[str, np.ndarray]) -> None:
+    """A line per curve, without those that have no numbers in this stage."""
+    for name, y in curves.items():
+        rows = np.flatnonzero(np.isfinite(y))
+        if rows.size:
+            marker = "." if rows.size < FEW_POINTS else ""
+            panel.plot(x[rows], y[rows], linewidth=1.2, marker=marker, label=name.replace("_", " "))
+    if panel.get_lines():
+        panel.legend(fontsize=7, framealpha=0.6)
+        panel.grid(alpha=0.25)
+    else:
+        panel.text(0.5, 0.5, "not recorded in this stage", transform=panel.transAxes,
+                   ha="center", va="center", fontsize=8, color="0.5")  # fmt: skip
+        panel.set_yticks([])

@@ -158,6 +158,11 @@ def test_a_calibration_profile_is_written_and_used(
     assert command(
         place, *SMALL, "topology=cpu", "simulator.cost.profile=profile.json", "output=p.json"
     ) == 0  # fmt: skip
+    assert command(
+        evaluate, *SMALL, "simulator.cost.profile=profile.json", "placements=[p.json]",
+        "executor.repeats=3", "run_dir=out",
+    ) == 0  # fmt: skip
+    assert "calibrated" in (tmp_path / "out" / "results.md").read_text()
     assert json.loads((tmp_path / "p.json").read_text())["simulated_makespan"] > 0
 
 

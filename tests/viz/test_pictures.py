@@ -150,18 +150,25 @@ sim_rl,2,32,0.4,0.003,0.002
 """
 
 
-def test_learning_curve_has_a_line_per_stage_over_all_episodes(tmp_path: Path, drawn: list) -> None:
+def test_learning_curve_has_a_column_per_stage_with_units_of_its_own(
+    tmp_path: Path, drawn: list
+) -> None:
     metrics = tmp_path / "metrics.csv"
     metrics.write_text(METRICS)
     path = plot_learning_curve(metrics, tmp_path / "curve.png", "seed 0")
     assert path.read_bytes().startswith(b"\x89PNG")
-    upper, lower = drawn[0].axes
-    assert upper.get_ylabel() == "makespan [ms]"
-    curves = {line.get_label(): line for line in upper.get_lines()}
+    imitated, simulated, imitation_loss, simulated_loss = drawn[0].axes
+    assert [axes.get_title() for axes in (imitated, simulated)] == [
+        "stage imitation", "stage sim_rl",
+    ]  # fmt: skip
+    assert not imitated.get_lines()
+    assert simulated.get_ylabel() == "makespan [ms]"
+    curves = {line.get_label(): line for line in simulated.get_lines()}
     assert list(curves["simulated makespan mean"].get_xdata()) == [24, 32]
     assert np.allclose(curves["simulated makespan mean"].get_ydata(), [4, 3])
-    assert [list(line.get_xdata()) for line in lower.get_lines()] == [[8, 16], [24, 32]]
-    assert {text.get_text() for text in upper.texts} == {"imitation", "sim_rl"}
+    (before,), (after,) = imitation_loss.get_lines(), simulated_loss.get_lines()
+    assert list(before.get_xdata()) == [8, 16]
+    assert list(after.get_ydata()) == [0.5, 0.4]
 
 
 def test_metrics_are_read_back_with_nan_where_a_cell_is_empty(tmp_path: Path) -> None:
