@@ -38,11 +38,13 @@ def simulate_free(
         for device in range(from_device, to_device):
             start_ops(tables, w, device, time, op_factor)
         following = w.event[0]
+        runner_up = np.inf
         from_device = 0
         for device in range(1, num_devices):
-            if w.event[U(device)] < following:
-                following = w.event[U(device)]
-                from_device = device
+            event = w.event[U(device)]
+            runner_up = min(runner_up, max(event, following))
+            from_device = device if event < following else from_device
+            following = min(event, following)
         next_round = now + 1 if following == time else 1
         if delayed and w.delayed_key[0] <= following:
             due = w.delayed_op[0] // n
@@ -53,7 +55,7 @@ def simulate_free(
             return time
         time = following
         now = next_round
-        alone = True
+        alone = runner_up != time
         while delayed and w.delayed_key[0] == time and w.delayed_op[0] // n == now:
             alone = False
             op = heap_pop(w.delayed_key, w.delayed_op, 0, delayed) % n
@@ -63,8 +65,6 @@ def simulate_free(
             key = time if fifo else w.key[U(op)]
             heap_push(w.queue_key, w.queue_op, w.queue_base[U(device)], size, key, op)
             w.queue_size[U(device)] = size + 1
-        for device in range(from_device + 1, num_devices):
-            alone &= w.event[U(device)] != time
         to_device = from_device + 1 if alone else num_devices
         from_device = from_device if alone else 0
         for device in range(from_device, to_device):
