@@ -152,9 +152,9 @@ def test_a_route_over_a_host_takes_two_hops() -> None:
 
 
 def test_an_output_that_is_a_view_of_an_operand_survives_its_buffer() -> None:
-    # Op 1 (device 1) returns the arrived tensor itself; its buffer serves the next arrival (op 2).
+    # Op 1 (device 1) returns the arrived tensor itself; its buffer serves the next arrival (op 3).
     graph = DataflowGraph.from_edges(
-        "view", 5, [(0, 1), (1, 4), (0, 2), (2, 3), (3, 4)],
+        "view", 5, [(0, 1), (1, 3), (1, 4), (0, 2), (2, 3), (3, 4)],
         flops=np.ones(5), output_bytes=np.full(5, 256.0),
     )  # fmt: skip
     workload = FakeWorkload(graph)
@@ -167,7 +167,7 @@ def test_an_output_that_is_a_view_of_an_operand_survives_its_buffer() -> None:
     tiles = workload.make_inputs(0)
     op0 = tiles[0] + 1
     op2 = tiles[0] + 3 + op0
-    op3 = tiles[1] + 4 + op2
+    op3 = tiles[1] + 4 + op0 + op2
     torch.testing.assert_close(outputs[4], tiles[0] + 5 + op0 + op3)
     assert not torch.equal(outputs[4], reference["out4"])  # the reference's op 1 adds
 
