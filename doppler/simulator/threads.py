@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-_SMALLEST_SHARE = 100_000
+_SMALLEST_SHARE = 20_000
 """Ops plus edges below which handing a share to another thread costs more than it saves."""
 _SHARES_PER_THREAD = 4
 """More shares than threads, because a busy core should not hold up the whole batch."""
