@@ -197,7 +197,7 @@ def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.Equal
         progress=this.progress,
         single_device=report.SINGLE_DEVICE,
     )
-    if result.simulated is None:
+    if result.simulated is None or result.episodes == 0:
         return table, None
     comparison = report.compare_at_equal_evaluations(
         this.simulator, result.simulated, result.episodes, result.seconds, config.seed

@@ -8,12 +8,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from wandb_files import exit_records
 
+from doppler import save_problem
+from doppler.hardware import make_topology
+from doppler.workloads import make_workload
 from scripts import train, training_progress
+from scripts.problems import PresetCost, SimulatorSettings, noisy_objective
 
 TINY = [
     "workload=chainmm", "workload.block=8", "workload.num_shards=4",
@@ -216,3 +221,57 @@ def test_bad_options_end_with_one_message_and_no_folder(
     assert message in printed
     assert len(printed.splitlines()) <= 4
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_a_problem_file_is_complete_in_its_folder(
+    command: Command, tmp_path: Path
+) -> None:
+    tiny = [option for option in TINY if not option.startswith("workload")]
+    save_problem(make_workload("chainmm", num_shards=4, block=8).problem(
+        make_topology("p100", 2)), tmp_path / "graph.json")  # fmt: skip
+    assert command(
+        *tiny, "workload=file", "workload.path=graph.json", "stages=[imitation,sim_rl]",
+        "run_dir=out", "logger=none", "simulator.noise=0.1",
+    ) == 0  # fmt: skip
+    (tmp_path / "graph.json").unlink()
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "results.csv").read_text()
+    (tmp_path / "elsewhere" / "results.csv").unlink()
+    assert command("resume=elsewhere") == 0  # nothing left to train: evaluates again
+    assert (tmp_path / "elsewhere" / "results.csv").read_text() == before
+
+
+def test_one_run_dir_for_many_jobs_is_refused(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert command("-m", *SIMULATED, "seed=0,1", "run_dir=out", "hydra.sweep.dir=jobs") == 1
+    assert "set hydra.sweep.dir in its place" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_noise_is_drawn_by_the_batch_and_nothing_else() -> None:
+    problem = make_workload("chainmm", num_shards=4, block=8).problem(make_topology("p100", 2))
+    settings = SimulatorSettings(cost=PresetCost(), noise=0.2)
+    noisy, plain = settings.build(problem, noisy=True), settings.build(problem)
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 2, (2, 3, problem.num_ops))
+    orders = np.tile(problem.graph.topological_order, (3, 1))
+    draw = noisy_objective(noisy)(first, orders)
+    assert (draw == noisy_objective(noisy)(first, orders)).all()
+    assert (draw != plain.makespans(first)).all()
+    ratios = [noisy_objective(noisy)(batch, orders) / plain.makespans(batch) for batch in
+              (first, second)]  # fmt: skip
+    assert not np.allclose(*ratios)
+    assert plain.noise is None
+
+
+def test_a_time_budget_stops_training_and_the_rest_is_still_reported(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert command(*SIMULATED, "run_dir=out", "budget_s=1e-9", "logger=none") == 0
+    assert "stopped by budget_s" in capsys.readouterr().out
+    document = summary(tmp_path / "out")
+    assert document["completed"] is False
+    assert document["episodes"] < 24
+    assert command("resume=out", "budget_s=null", "logger=none") == 0
+    assert summary(tmp_path / "out")["episodes"] == 24
