@@ -26,6 +26,8 @@ class SimRL(ReinforceStage):
         archive_size: how many of the best placements are kept.
     """
 
+    learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-4
     elite_batch: int = 4
     elite_weight: float = 1.0
     archive_size: int = 8
