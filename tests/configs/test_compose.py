@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from doppler import Topology
-from doppler.policies import DualPolicy
+from doppler.policies import PAPER_POLICY, DualPolicy, PolicyConfig
 from doppler.schedulers import SCHEDULERS, Scheduler
 from doppler.training import Stage
 from doppler.training.loggers import NoLogger
@@ -117,12 +117,15 @@ def test_experiments_hold_overrides_and_begin_with_their_command(experiment: str
     assert not any("_target_" in line for line in lines)
 
 
-def test_settings_of_stages_and_policy_are_all_there_to_be_set() -> None:
+def test_stages_and_policy_show_every_setting_at_the_library_s_default() -> None:
     config = composed("train")
     for name in ("imitation", "sim_rl", "real_rl"):
-        stage = instantiate(config[name])
+        configured, default = instantiate(config[name]), type(instantiate(config[name]))()
         objects = {"teacher", "incumbent"}  # given from Python
-        assert set(config[name]) - {"_target_"} >= set(stage.options()) - objects, name
+        assert set(config[name]) - {"_target_"} >= set(default.options()) - objects, name
+        assert configured.options() == default.options(), name
+    assert instantiate(config.policy).config == PolicyConfig()
+    assert instantiate(composed("train", "policy=paper").policy).config == PAPER_POLICY
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "calibrate"])
