@@ -51,7 +51,8 @@ def assert_valid(schedule: Schedule) -> None:
 
 
 def our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("doppler-")]
+    ours = ("doppler-device-", "doppler-link-")
+    return [t.name for t in threading.enumerate() if t.name.startswith(ours)]
 
 
 @pytest.fixture(autouse=True)
