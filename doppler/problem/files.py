@@ -8,15 +8,16 @@ from doppler.errors import FileFormatError
 from doppler.problem.json_format import problem_from_json, write_json_problem
 from doppler.problem.placement_problem import PlacementProblem
 from doppler.problem.published_format import problem_from_published_text
+from doppler.problem.stg_format import is_stg_text, problem_from_stg_text
 
 
 def load_problem(path: str | Path, num_devices: int | None = None) -> PlacementProblem:
-    """Reads a problem from this project's JSON format or from the published DOPPLER text format.
+    """Reads a problem: this project's JSON, the published DOPPLER text format, or an STG file.
 
     Args:
         path: the file.
-        num_devices: needed for the published format, which names no devices; for JSON, which does,
-            a number that differs from the file's is refused.
+        num_devices: needed for the text formats, which name no devices; for JSON, which does, a
+            number that differs from the file's is refused.
 
     Returns:
         The validated problem.
@@ -36,6 +37,8 @@ def load_problem(path: str | Path, num_devices: int | None = None) -> PlacementP
         raise FileFormatError(f"{path}: the file is empty")
     if text.lstrip().startswith(("{", "[")):
         return problem_from_json(text, str(path), num_devices)
+    if is_stg_text(text, str(path)):
+        return problem_from_stg_text(text, str(path), num_devices)
     return problem_from_published_text(text, str(path), num_devices)
 
 
