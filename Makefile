@@ -17,7 +17,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 quickstart: setup  ## calibrate, train all three stages on FFNN, measure, print the table
-	$(BIN)/python scripts/train.py experiment=quickstart
+	$(BIN)/python scripts/train.py experiment=quickstart logger=wandb
 
 test: setup lint types tests  ## lint, type check and run the tests
 

@@ -67,12 +67,12 @@ class EqualEvaluations:
     policy_seconds: float
 
     def __str__(self) -> str:
-        policy = f"policy {format_seconds(self.policy)} in {self.policy_seconds:.0f} s"
+        policy = f"policy {format_seconds(self.policy)} in {self.policy_seconds:.1f} s"
         rival = format_seconds(self.critical_path)
         return (
             f"at equal evaluations ({self.evaluations} episodes, {self.evaluations} randomised "
             f"critical-path runs), best simulated makespan: {policy}, critical path {rival} in "
-            f"{self.critical_path_seconds:.0f} s; critical path / policy = "
+            f"{self.critical_path_seconds:.1f} s; critical path / policy = "
             f"{self.critical_path / self.policy:.3f} (above 1: the policy is better)"
         )
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from doppler.simulator import Simulator
 
 UNKNOWN = "-"
+DRIFT_PERCENT = 15.0
+"""A simulation error that most rows share is worth a footnote above this."""
 HEADERS = {
     "scheduler": "scheduler",
     "simulated_makespan": "simulated makespan",
@@ -104,7 +107,8 @@ class ResultsTable:
         if simulated is not None:
             cells["simulated_makespan_s"] = simulated.makespan
             if self.lower_bound > 0:
-                gap = 100 * (simulated.makespan / self.lower_bound - 1)
+                # rounding alone can put the sum of a full device below the bound
+                gap = max(0.0, 100 * (simulated.makespan / self.lower_bound - 1))
                 cells["gap_to_lower_bound_percent"] = gap
         if measured is not None:
             cells["measured_makespan_median_s"] = float(measured.median)
@@ -166,7 +170,7 @@ class ResultsTable:
             console = Console(file=console.file, width=180, highlight=False)
         console.print(table)
         for note in self.footnotes:
-            console.print(f"  {note}", highlight=False, markup=False)
+            console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
 
     def to_csv(self) -> str:
         """Full precision, units in the column names, empty cells where unknown."""
@@ -271,6 +275,7 @@ def _footnotes(
         "of the longest chain of ops and all work shared evenly, communication free",
     ]
     if measured:
+        notes += _drift_note(table)
         notes.append(
             f"measured: median [quartiles] of {repeats} runs after {warmup} warm-up runs, rows "
             "interleaved; speed-up and utilisation are measured, speed-up is over "
@@ -286,6 +291,20 @@ def _footnotes(
         notes.append(f"{UNKNOWN} bytes moved: the problem's source gives seconds, not bytes")
     notes += [f"{UNKNOWN} {row.label}: {row.reason}" for row in table.rows if row.reason]
     return notes
+
+
+def _drift_note(table: ResultsTable) -> list[str]:
+    """Says so when all rows err alike: the devices are not as they were when calibrated."""
+    errors = [table.numbers(row)["simulation_error_percent"] for row in table.rows]
+    known = [error for error in errors if error is not None]
+    bias = median(known) if known else 0.0
+    if abs(bias) <= DRIFT_PERCENT:
+        return []
+    return [
+        f"simulation error: {bias:+.0f} % is common to the rows, so the devices were busier or "
+        "idler while they were calibrated than now; calibrate again on a quiet machine before "
+        "trusting simulated seconds (their ranking is less affected)"
+    ]
 
 
 def _format(value: float | None, template: str) -> str:

@@ -77,6 +77,9 @@ class Imitation(Stage):
     """
 
     episodes: int = 1600
+    batch_size: int = 16
+    learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-4
     teacher: Teacher | None = None
     trials: int = 32
 

@@ -187,3 +187,10 @@ def test_equal_evaluations_are_printed_as_a_ratio_whatever_it_says() -> None:
     text = str(EqualEvaluations(640, 90.0, 2.0, 100.0, 30.0))
     assert "640 episodes, 640 randomised critical-path runs" in text
     assert "critical path / policy = 0.900" in text
+
+
+def test_an_error_that_all_rows_share_is_explained() -> None:
+    # every run takes 1.25 times the simulated time: 1 / 1.25 - 1 = -20 %
+    notes = " ".join(table_of(fork_problem(), measured=True).footnotes)
+    assert "-20 % is common to the rows" in notes
+    assert "common to the rows" not in " ".join(table_of(fork_problem(), False).footnotes)
