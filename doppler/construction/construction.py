@@ -19,7 +19,7 @@ class Construction:
     placed, once per (tensor, device); transfers of one op queue by (finish of the producer, id).
     Under `contention_free` a transfer takes the route's latency plus volume times rate; under
     `serial_links` it goes hop by hop and waits for each directed link; under `one_port`, for the
-    sending and the receiving port at the hop's ends.
+    sending and the receiving port at the hop's ends; under `shared_bus`, for the link's bus.
 
     It is an estimate: an executor chooses among *ready* ops, so its order may differ.
 

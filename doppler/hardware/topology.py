@@ -55,12 +55,15 @@ class Link:
         target: endpoint that receives.
         bandwidth: infinite where a source file gives seconds only. [B/s]
         latency: added once per transfer. [s]
+        bus: name of the bus that carries the link, for the `shared_bus` network; the links that
+            name none share one bus of their topology.
     """
 
     source: int
     target: int
     bandwidth: float
     latency: float = 0.0
+    bus: str | None = None
 
     def __post_init__(self) -> None:
         where = f"link {self.source} -> {self.target}"
@@ -70,6 +73,8 @@ class Link:
             raise InvalidProblemError(f"{where}, latency: {self.latency} s is not finite and >= 0")
         if self.source == self.target:
             raise InvalidProblemError(f"{where}: a link cannot lead back to its source")
+        if self.bus is not None and not (isinstance(self.bus, str) and self.bus):
+            raise InvalidProblemError(f"{where}, bus: {self.bus!r} is not a name or None")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def write_json_problem(problem: PlacementProblem, path: Path) -> None:
             "hosts": list(topology.hosts),
             # JSON has no infinity; an unbounded link leaves its bandwidth out
             "links": [
-                {k: v for k, v in vars(link).items() if v != float("inf")}
+                {k: v for k, v in vars(link).items() if v != float("inf") and v is not None}
                 for link in topology.links
             ],
         },

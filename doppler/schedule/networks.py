@@ -2,7 +2,7 @@
 
 A channel carries one transfer at a time; a hop starts only when every channel of its link is free.
 That one table is all that the simulator and the validation of schedules know about a network, so
-that another model (a shared bus, say) is another function here and nothing else.
+that another model is another function here and nothing else.
 """
 
 from __future__ import annotations
@@ -32,10 +32,22 @@ def _one_port(topology: Topology) -> Channels:
     return [(link.source, receive + link.target) for link in topology.links]
 
 
+def _shared_bus(topology: Topology) -> Channels:
+    """A bus carries one transfer at a time, as PCIe without peer-to-peer copies.
+
+    Links that name a bus share it; all others share the topology's one unnamed bus, so that where
+    no link names one, one transfer is under way at a time. A route through a host occupies the bus
+    hop by hop.
+    """
+    buses: dict[str | None, int] = {}
+    return [(buses.setdefault(link.bus, len(buses)),) for link in topology.links]
+
+
 _MODELS: dict[str, Callable[[Topology], Channels]] = {
     "contention_free": _contention_free,
     "serial_links": _serial_links,
     "one_port": _one_port,
+    "shared_bus": _shared_bus,
 }
 
 NETWORKS = tuple(_MODELS)

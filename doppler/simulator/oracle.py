@@ -124,7 +124,7 @@ class _Run:
         self.waiting_ops: list[list[tuple[float, int]]] = [[] for _ in range(num_devices)]
         self.waiting_hops: list[tuple[float, int, int]] = []
         self.free_slots = [int(slots) for slots in self.problem.topology.compute_slots]
-        self.occupied: set[tuple[str, int]] = set()
+        self.occupied: set[tuple[str, int | str]] = set()
         # (op, device) -> who still needs the tensor there
         self.needed: dict[tuple[int, int], set[tuple[str, int]]] = {}
         self.resident: set[tuple[int, int]] = set()
@@ -253,7 +253,7 @@ class _Run:
                 self._input_arrived(consumer)
         self._request_dispatch()
 
-    def _resources(self, hop: tuple[float, int, int]) -> set[tuple[str, int]]:
+    def _resources(self, hop: tuple[float, int, int]) -> set[tuple[str, int | str]]:
         """What the current hop of a transfer occupies exclusively."""
         transfer = self.transfers[hop[1:]]
         link = transfer.route[transfer.hop]
@@ -262,6 +262,8 @@ class _Run:
         if self.oracle.network == "serial_links":
             return {("link", link)}
         ends = self.problem.topology.links[link]
+        if self.oracle.network == "shared_bus":
+            return {("bus", ends.bus or "")}
         return {("send", ends.source), ("receive", ends.target)}
 
     def _input_arrived(self, op: int) -> None:

@@ -11,6 +11,7 @@ from doppler import CostModel, DataflowGraph, Device, Link, PlacementProblem, To
 from doppler.construction import Construction
 from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.hardware import fully_connected, make_topology
+from doppler.simulator import NETWORKS
 
 # 0 (2 s, volume 3) --> 2 (4 s, volume 1) --> 4 (1 s)
 #      \                 /                    /
@@ -20,8 +21,6 @@ from doppler.hardware import fully_connected, make_topology
 EDGES = [(0, 2), (1, 2), (0, 3), (1, 3), (2, 4), (3, 4)]
 SECONDS = [2.0, 1.0, 4.0, 5.0, 1.0]
 VOLUMES = [3.0, 2.0, 1.0, 2.0, 1.0]
-
-NETWORKS = ("contention_free", "serial_links", "one_port")
 
 
 def make_problem(
@@ -73,6 +72,8 @@ class Reference:
         source, target = self.problem.topology.link_ends[link]
         if self.network == "serial_links":
             return [int(link)]
+        if self.network == "shared_bus":
+            return [self.problem.topology.links[link].bus]
         return [("send", int(source)), ("receive", int(target))]
 
     def inputs(self, op: int, device: int, busy: dict, arrived: dict) -> float:
@@ -125,7 +126,7 @@ def random_problem(seed: int, num_devices: int, hosted: bool) -> PlacementProble
     n = int(rng.integers(1, 14))
     edges = [(i, j) for j in range(n) for i in range(j) if rng.random() < 0.35]
     if hosted:
-        up = tuple(Link(d, num_devices, 1.0) for d in range(num_devices))
+        up = tuple(Link(d, num_devices, 1.0, bus=[None, "b"][d % 2]) for d in range(num_devices))
         down = tuple(Link(num_devices, d, 1.0) for d in range(num_devices))
         devices = tuple(Device(f"d{d}", compute_slots=1 + d % 2) for d in range(num_devices))
         topology = Topology("hosted", devices, up + down, ("host",))
@@ -173,6 +174,7 @@ def test_golden_serial_links() -> None:
         ("contention_free", [3.0, 5.0]),  # both tensors travel at once: 0's at 2 + 3, 1's at 1 + 2
         ("serial_links", [3.0, 6.0]),  # 1's tensor uses link 0->1 until 3, then 0's until 6
         ("one_port", [3.0, 6.0]),
+        ("shared_bus", [3.0, 6.0]),
     ],
 )
 def test_two_tensors_share_a_link(network: str, starts: list[float]) -> None:
@@ -202,7 +204,7 @@ def test_one_port_blocks_a_second_receiver() -> None:
         place(c, (0, 0), (1, 1), (2, 2))
         starts[network] = c.start[0].tolist()
     assert starts["serial_links"] == starts["contention_free"] == [0.0, 3.0, 3.0]
-    assert starts["one_port"] == [0.0, 3.0, 5.0]
+    assert starts["one_port"] == starts["shared_bus"] == [0.0, 3.0, 5.0]
 
 
 def test_a_tensor_moves_once_per_device() -> None:

@@ -62,7 +62,7 @@ def no_thread_is_left():
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
-@pytest.mark.parametrize("network", ["serial_links", "contention_free", "one_port"])
+@pytest.mark.parametrize("network", ["serial_links", "contention_free", "one_port", "shared_bus"])
 def test_random_placements_compute_the_reference(num_devices: int, network: str) -> None:
     workload = FakeWorkload(random_graph(40, seed=3))
     rng = np.random.default_rng(num_devices)

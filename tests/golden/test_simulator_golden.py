@@ -6,6 +6,8 @@ otherwise links have no latency and take one second per unit of volume.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,7 @@ def test_fork_join_without_contention(network):
         ("serial_links", [0, 1, 5, 5, 7], 8.0),
         # d0 sends 0->d1 [1, 5], 0->d2 [5, 9], 1->d1 [9, 11]: op 3 [9, 10], op 4 [11, 12]
         ("one_port", [0, 1, 5, 9, 11], 12.0),
+        ("shared_bus", [0, 1, 5, 9, 11], 12.0),
     ],
 )
 def test_three_transfers_leave_one_device(network, starts, makespan):
@@ -104,6 +107,8 @@ def test_three_transfers_leave_one_device(network, starts, makespan):
         # d2 receives 0 in [1, 6], which blocks 1->d2 from 2 to 6; 2->d0, eligible later at 5,
         # overtakes it: [5, 6], op 5 [6, 7]. 1->d2 [6, 7]: op 4 [7, 8].
         ("one_port", [0, 0, 2, 6, 7, 6], 8.0),
+        # one after the other: 0->d2 [1, 6], 1->d2 [6, 7], 2->d0 [7, 8]
+        ("shared_bus", [0, 0, 2, 6, 7, 8], 9.0),
     ],
 )
 def test_a_blocked_transfer_is_overtaken(network, starts, makespan):
@@ -126,6 +131,9 @@ def test_a_blocked_transfer_is_overtaken(network, starts, makespan):
         # tensor 1: up [2.5, 4], waits for the link down until 4.5, down [4.5, 6.5]
         ("serial_links", [0, 1, 4.5, 6.5], 7.5),
         ("one_port", [0, 1, 4.5, 6.5], 7.5),
+        # tensor 0 up [1, 2.5]; tensor 1, eligible before tensor 0's second hop, up [2.5, 4];
+        # tensor 0 down [4, 6], tensor 1 down [6, 8]
+        ("shared_bus", [0, 1, 6, 8], 9.0),
     ],
 )
 def test_store_and_forward_through_a_host(network, starts, makespan):
@@ -138,6 +146,30 @@ def test_store_and_forward_through_a_host(network, starts, makespan):
         links=[(0, 2), (2, 1), (1, 2), (2, 0)], latency=[0.5, 0, 0, 0], rate=[1, 2, 1, 1],
     )  # fmt: skip
     check(problem, [0, 0, 1, 1], starts, makespan, network=network)
+
+
+def two_buses(buses):
+    """
+    0:d0(1) --(3)--> 2:d1(1)      links d0 -> d1 and d1 -> d0 on the named buses
+    1:d1(1) --(2)--> 3:d0(1)
+    """
+    problem = make_problem([1, 1, 1, 1], [(0, 2), (1, 3)], [3, 2, 0, 0])
+    topology = problem.topology
+    links = [replace(link, bus=bus) for link, bus in zip(topology.links, buses, strict=True)]
+    return replace(problem, topology=replace(topology, links=tuple(links)))
+
+
+@pytest.mark.parametrize(
+    ("buses", "starts", "makespan"),
+    [
+        ((None, None), [0, 0, 4, 6], 7.0),  # 0->d1 [1, 4], then 1->d0 [4, 6]
+        (("pcie", "pcie"), [0, 0, 4, 6], 7.0),
+        (("pcie", None), [0, 0, 4, 3], 5.0),  # both at once: [1, 4] and [1, 3]
+        (("up", "down"), [0, 0, 4, 3], 5.0),
+    ],
+)
+def test_every_bus_carries_one_transfer_at_a_time(buses, starts, makespan):
+    check(two_buses(buses), [0, 1, 1, 0], starts, makespan, network="shared_bus")
 
 
 # --- choose-task rules ---------------------------------------------------------------------------
@@ -187,7 +219,7 @@ def test_rules_choose_among_ready_ops(network, choose, order, expected):
     check(problem, devices, *expected, network=network, choose=choose, order=order)
 
 
-@pytest.mark.parametrize("network", ["serial_links", "one_port"])
+@pytest.mark.parametrize("network", ["serial_links", "one_port", "shared_bus"])
 @pytest.mark.parametrize(
     ("choose", "order", "expected"),
     [

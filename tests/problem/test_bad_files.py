@@ -157,6 +157,8 @@ BAD_JSON: dict[str, tuple[Callable[[dict[str, Any]], None], list[str]]] = {
     "link to nowhere": (edit("topology", "links", 0, "target", to=9), ["link 0 -> 9"]),
     "link twice": (edit("topology", "links", 1, to={"source": 0, "target": 1}), ["appears twice"]),
     "no way back": (edit("topology", "links", 1, drop=True), ["no route"]),
+    "bus is a number": (edit("topology", "links", 0, "bus", to=3), ["link 0 -> 1, bus: 3"]),
+    "bus without a name": (edit("topology", "links", 0, "bus", to=""), ["link 0 -> 1, bus: ''"]),
     "negative bandwidth": (edit("topology", "links", 0, "bandwidth", to=-1), ["bandwidth"]),
 }
 

@@ -41,7 +41,10 @@ def problem() -> PlacementProblem:
     topology = Topology(
         "pair",
         (Device("big", memory_bytes=1e9), Device("small", compute_slots=2)),
-        tuple(Link(s, t, 1e3, 0.25) for s, t in ((0, 2), (2, 0), (1, 2), (2, 1))),
+        tuple(
+            Link(s, t, 1e3, 0.25, bus)
+            for s, t, bus in ((0, 2, None), (2, 0, "down"), (1, 2, None), (2, 1, "down"))
+        ),
         hosts=("host",),
     )
     costs = CostModel(

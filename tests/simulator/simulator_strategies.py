@@ -34,12 +34,19 @@ def topologies(draw: st.DrawFn, capacities: bool) -> Topology:
     )
     if draw(st.booleans()):
         pairs = [(s, d) for s in range(num_devices) for d in range(num_devices) if s != d]
-        return Topology("direct", devices, tuple(Link(s, d, 1.0) for s, d in pairs))
+        return Topology("direct", devices, draw(links(pairs)))
     pairs = [(d, num_devices) for d in range(num_devices)]
     pairs += [(num_devices, d) for d in range(num_devices)]
     if num_devices > 2 and draw(st.booleans()):
         pairs.append((0, 2))
-    return Topology("staged", devices, tuple(Link(s, d, 1.0) for s, d in pairs), ("host",))
+    return Topology("staged", devices, draw(links(pairs)), ("host",))
+
+
+@st.composite
+def links(draw: st.DrawFn, pairs: list[tuple[int, int]]) -> tuple[Link, ...]:
+    """All on one bus, or each on one of three; only `shared_bus` minds."""
+    buses = draw(st.sampled_from([[None], [None, "a", "b"]]))
+    return tuple(Link(s, d, 1.0, bus=buses[(s + d) % len(buses)]) for s, d in pairs)
 
 
 @st.composite
