@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from doppler.errors import InvalidPlacementError, ScheduleError
+from doppler.schedule.arrivals import Arrivals, find_arrivals
 from doppler.schedule.intervals import first_overlap, free_stretches, longest_free_wait
 from doppler.schedule.networks import link_channels
 from doppler.schedule.schedule import Schedule
@@ -32,11 +33,12 @@ def validate_schedule(schedule: Schedule, tolerance: float = 1e-9) -> None:
     """
     _check_shapes(schedule)
     _check_times(schedule)
-    hop_order = _check_transfers_present(schedule)
-    hop_eligible = _check_hop_order(schedule, hop_order, tolerance)
-    op_eligible = _check_inputs(schedule, hop_order, tolerance)
-    _check_devices(schedule, op_eligible, tolerance)
-    _check_links(schedule, hop_eligible, tolerance)
+    _check_transfers_present(schedule)
+    arrivals = find_arrivals(schedule)
+    _check_hop_order(schedule, arrivals, tolerance)
+    _check_inputs(schedule, arrivals, tolerance)
+    _check_devices(schedule, arrivals.op_eligible, tolerance)
+    _check_links(schedule, arrivals.hop_eligible, tolerance)
     _check_memory(schedule)
 
 
@@ -84,12 +86,8 @@ def _check_times(schedule: Schedule) -> None:
             )
 
 
-def _check_transfers_present(schedule: Schedule) -> np.ndarray:
-    """Compares the hops with those that the placement needs.
-
-    Returns:
-        The hops, stably sorted by (op, target). # (num_hops,)
-    """
+def _check_transfers_present(schedule: Schedule) -> None:
+    """Compares the hops with those that the placement needs."""
     problem = schedule.problem
     num_devices = problem.num_devices
     producers, consumers = problem.graph.edges.T
@@ -121,51 +119,28 @@ def _check_transfers_present(schedule: Schedule) -> np.ndarray:
                 f"the output of op {op} reaches device {target} over links {links[start:end]}; "
                 f"its route is {list(route)}, each link once and in this order"
             )
-    return order
 
 
-def _check_hop_order(schedule: Schedule, order: np.ndarray, tolerance: float) -> np.ndarray:
-    """Checks that each hop waits for its producer or for the hop before it.
-
-    Returns:
-        When each hop became eligible. # (num_hops,) [s]
-    """
-    eligible = schedule.finish[schedule.transfer_ops].copy()
-    codes = schedule.transfer_ops * schedule.problem.num_devices + schedule.transfer_targets
-    follows = np.flatnonzero(codes[order][1:] == codes[order][:-1])
-    eligible[order[follows + 1]] = schedule.transfer_finish[order[follows]]
+def _check_hop_order(schedule: Schedule, arrivals: Arrivals, tolerance: float) -> None:
+    """Checks that each hop waits for its producer or for the hop before it."""
+    eligible = arrivals.hop_eligible
     for hop in np.flatnonzero(schedule.transfer_start < eligible - tolerance)[:1]:
         raise ScheduleError(
             f"{_hop(schedule, hop)} starts at {schedule.transfer_start[hop]:.9g} s, before the "
             f"tensor is there at {eligible[hop]:.9g} s"
         )
-    return eligible
 
 
-def _check_inputs(schedule: Schedule, order: np.ndarray, tolerance: float) -> np.ndarray:
-    """Checks that each op waits for the arrival of its inputs.
-
-    Returns:
-        When the last input of each op arrived. # (num_ops,) [s]
-    """
-    problem = schedule.problem
-    num_devices = problem.num_devices
-    producers, consumers = problem.graph.edges.T
-    targets = schedule.devices[consumers]
-    arrival = schedule.finish[producers].copy()
-    codes = (schedule.transfer_ops * num_devices + schedule.transfer_targets)[order]
-    remote = schedule.devices[producers] != targets
-    last_hop = np.searchsorted(codes, (producers * num_devices + targets)[remote], "right") - 1
-    arrival[remote] = schedule.transfer_finish[order[last_hop]]
+def _check_inputs(schedule: Schedule, arrivals: Arrivals, tolerance: float) -> None:
+    """Checks that each op waits for the arrival of its inputs."""
+    producers, consumers = schedule.problem.graph.edges.T
+    arrival = arrivals.edge_arrival
     for edge in np.flatnonzero(schedule.start[consumers] < arrival - tolerance)[:1]:
         raise ScheduleError(
-            f"op {consumers[edge]} starts on device {targets[edge]} at "
+            f"op {consumers[edge]} starts on device {schedule.devices[consumers[edge]]} at "
             f"{schedule.start[consumers[edge]]:.9g} s, before the output of op {producers[edge]} "
             f"is there at {arrival[edge]:.9g} s"
         )
-    eligible = np.zeros(problem.num_ops)
-    np.maximum.at(eligible, consumers, arrival)
-    return eligible
 
 
 def _check_devices(schedule: Schedule, eligible: np.ndarray, tolerance: float) -> None:
