@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from doppler.problem import PlacementProblem
 
+if TYPE_CHECKING:
+    from doppler.schedule.analysis import ChainStep, IdleTime
+
 ORIGINS = ("simulated", "emulated", "measured")
+
+EXECUTIONS = ("work_conserving", "bulk_synchronous")
+"""Whether nothing idles while eligible work waits, or levels of ops alternate with exchanges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +39,7 @@ class Schedule:
         order: the placement's order, or None. # (num_ops,)
         origin: one of `ORIGINS`.
         peak_bytes: peak resident bytes per device, None where bytes are unknown. # (num_devices,)
+        execution: one of `EXECUTIONS`.
     """
 
     problem: PlacementProblem
@@ -48,6 +56,7 @@ class Schedule:
     order: np.ndarray | None = None
     origin: str = "simulated"
     peak_bytes: np.ndarray | None = None
+    execution: str = "work_conserving"
 
     @property
     def makespan(self) -> float:
@@ -78,3 +87,28 @@ class Schedule:
         output_bytes = self.problem.graph.require("output_bytes")
         pairs = np.unique(self.transfer_ops * self.problem.num_devices + self.transfer_targets)
         return float(output_bytes[pairs // self.problem.num_devices].sum())
+
+    def validate(self, tolerance: float = 1e-9) -> None:
+        """Raises at the first rule that this schedule breaks; see `validate_schedule`.
+
+        Args:
+            tolerance: what clocks and hand-offs may be off by. [s]
+
+        Raises:
+            ScheduleError: naming the rule, the ops, the device or link, and the times.
+        """
+        from doppler.schedule.validation import validate_schedule
+
+        validate_schedule(self, tolerance)
+
+    def idle_time(self) -> IdleTime:
+        """What each device's slots did or waited for over the makespan; see `IdleTime`."""
+        from doppler.schedule.analysis import idle_time
+
+        return idle_time(self)
+
+    def critical_chain(self) -> list[ChainStep]:
+        """The steps that set the makespan, first one first; see `analysis.critical_chain`."""
+        from doppler.schedule.analysis import critical_chain
+
+        return critical_chain(self)
