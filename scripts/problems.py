@@ -146,6 +146,7 @@ class SimulatorSettings:
         noise: relative spread of durations during training, 0 for none; tables and pictures are
             always noise-free.
         seed: of `choose=random`.
+        execution: work_conserving or bulk_synchronous.
     """
 
     cost: CostSource
@@ -153,12 +154,18 @@ class SimulatorSettings:
     choose: str = "fifo"
     noise: float = 0.0
     seed: int = 0
+    execution: str = "work_conserving"
 
     def build(self, problem: PlacementProblem, noisy: bool = False) -> Simulator:
         """A simulator of `problem`, noise-free unless `noisy` and `noise` is above 0."""
         noise = LognormalNoise(self.noise) if noisy and self.noise else None
         return Simulator(
-            problem, network=self.network, choose=self.choose, noise=noise, seed=self.seed
+            problem,
+            network=self.network,
+            choose=self.choose,
+            noise=noise,
+            seed=self.seed,
+            execution=self.execution,
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from doppler.graph import DataflowGraph
+from doppler.graph import hop_depths
 from doppler.problem import PlacementProblem
 
 PAPER_DEVICE_FEATURES = 5
@@ -38,16 +38,6 @@ DEVICE_FEATURES = (
 
 OP_FEATURES = ("consumer_progress", "sibling_recency", "ready_recency", "start_behind_first")
 """Columns of the features that SEL sees of every candidate."""
-
-
-def hop_depths(graph: DataflowGraph) -> np.ndarray:
-    """Number of edges on the longest path from an entry to each op. # (num_ops,)"""
-    depths = np.zeros(graph.num_ops, np.int64)
-    for op in graph.topological_order:
-        row = graph.predecessors(op)
-        if row.size:
-            depths[op] = depths[row].max() + 1
-    return depths
 
 
 Graph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

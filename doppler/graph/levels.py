@@ -11,6 +11,16 @@ import numpy as np
 from doppler.graph.dataflow_graph import DataflowGraph
 
 
+def hop_depths(graph: DataflowGraph) -> np.ndarray:
+    """Number of edges on the longest path from an entry to each op. # (num_ops,)"""
+    depths = np.zeros(graph.num_ops, np.int64)
+    for op in graph.topological_order:
+        row = graph.predecessors(op)
+        if row.size:
+            depths[op] = depths[row].max() + 1
+    return depths
+
+
 def t_levels(
     graph: DataflowGraph, op_seconds: np.ndarray, transfer_seconds: np.ndarray | None = None
 ) -> np.ndarray:

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doppler.construction.relations import hop_depths
-from doppler.graph import DataflowGraph, b_levels, path_successors, t_levels
+from doppler.graph import DataflowGraph, b_levels, hop_depths, path_successors, t_levels
 from doppler.problem import PlacementProblem
 from doppler.schedule import lower_bounds
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from doppler.errors import InvalidPlacementError, ScheduleError
+from doppler.errors import ConfigurationError, InvalidPlacementError, ScheduleError
 from doppler.schedule.arrivals import Arrivals, find_arrivals
+from doppler.schedule.barriers import check_barriers
 from doppler.schedule.intervals import first_overlap, free_stretches, longest_free_wait
 from doppler.schedule.networks import link_channels
-from doppler.schedule.schedule import Schedule
+from doppler.schedule.schedule import EXECUTIONS, Schedule
 
 
 def validate_schedule(schedule: Schedule, tolerance: float = 1e-9) -> None:
@@ -19,7 +20,8 @@ def validate_schedule(schedule: Schedule, tolerance: float = 1e-9) -> None:
     arrived; no device beyond its compute slots and no link or port (by the schedule's network
     model) beyond one transfer; work conservation, that is no device with a free slot, and no link
     with free ports, while a task that could start there waits; no device over its memory.
-    Durations are not checked: noise and real devices make them what they like.
+    Durations are not checked: noise and real devices make them what they like. Of a
+    bulk-synchronous schedule the barriers between levels are checked in place of work conservation.
 
     Args:
         schedule: simulated, emulated or measured.
@@ -29,16 +31,24 @@ def validate_schedule(schedule: Schedule, tolerance: float = 1e-9) -> None:
 
     Raises:
         ScheduleError: naming the rule, the ops, the device or link, and the times.
-        ConfigurationError: if the schedule names an unknown network model.
+        ConfigurationError: if the schedule names an unknown network model or execution.
     """
+    if schedule.execution not in EXECUTIONS:
+        raise ConfigurationError(
+            f"execution {schedule.execution!r} is unknown; known: {', '.join(EXECUTIONS)}"
+        )
     _check_shapes(schedule)
     _check_times(schedule)
     _check_transfers_present(schedule)
     arrivals = find_arrivals(schedule)
     _check_hop_order(schedule, arrivals, tolerance)
     _check_inputs(schedule, arrivals, tolerance)
-    _check_devices(schedule, arrivals.op_eligible, tolerance)
-    _check_links(schedule, arrivals.hop_eligible, tolerance)
+    op_eligible, hop_eligible = arrivals.op_eligible, arrivals.hop_eligible
+    if schedule.execution == "bulk_synchronous":
+        check_barriers(schedule, tolerance)
+        op_eligible, hop_eligible = schedule.start, schedule.transfer_start  # nobody waits idly
+    _check_devices(schedule, op_eligible, tolerance)
+    _check_links(schedule, hop_eligible, tolerance)
     _check_memory(schedule)
 
 

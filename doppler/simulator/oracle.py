@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
-from doppler.graph import b_levels
+from doppler.graph import b_levels, hop_depths
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.schedule.networks import NETWORKS
+from doppler.schedule.schedule import EXECUTIONS
 from doppler.simulator.noise import NoiseModel
 from doppler.simulator.simulator import CHOOSE_RULES, capacity_error, draw_factors
 
@@ -39,14 +40,18 @@ class OracleSimulator:
         choose: str = "fifo",
         noise: NoiseModel | None = None,
         seed: int = 0,
+        execution: str = "work_conserving",
     ) -> None:
-        if network not in NETWORKS or choose not in CHOOSE_RULES:
-            raise ConfigurationError(f"network {network!r} or choose {choose!r} is unknown")
+        if network not in NETWORKS or choose not in CHOOSE_RULES or execution not in EXECUTIONS:
+            raise ConfigurationError(
+                f"network {network!r}, choose {choose!r} or execution {execution!r} is unknown"
+            )
         self.problem = problem
         self.network = network
         self.choose = choose
         self.noise = noise
         self.seed = seed
+        self.execution = execution
 
     def makespan(self, devices: Any, order: Any = None, noise_seed: int = 0) -> float:
         """Simulated makespan, infinity where a device would run out of memory. [s]"""
@@ -67,7 +72,8 @@ class OracleSimulator:
             raise InvalidPlacementError("choose=given needs an order of the ops")
         else:
             order = self.problem.check_order(order)
-        return _Run(self, devices, order, noise_seed).schedule()
+        run_type = _Run if self.execution == "work_conserving" else _BulkRun
+        return run_type(self, devices, order, noise_seed).schedule()
 
     def priorities(self, order: np.ndarray | None) -> list[float] | None:
         """Urgency of each op, lowest first, or None under fifo."""
@@ -161,6 +167,7 @@ class _Run:
             choose=self.oracle.choose,
             order=self.order,
             peak_bytes=np.array(self.peak) if known else None,
+            execution=self.oracle.execution,
         )
 
     def _plan_output(self, op: int) -> None:
@@ -221,13 +228,20 @@ class _Run:
         self.free_slots[device] += 1
         for producer in self.problem.graph.predecessors(op):
             self._no_longer_needed(int(producer), device, ("op", op))
-        for consumer in self.problem.graph.successors(op):
-            if self.devices[consumer] == device:
-                self._input_arrived(int(consumer))
-        for target in range(self.problem.num_devices):
-            if (op, target) in self.transfers:
-                self._hop_is_ready(self.transfers[op, target])
+        self._hand_over(op)
         self._request_dispatch()
+
+    def _hand_over(self, op: int) -> None:
+        """Takes in an op that is done."""
+        for consumer in self.problem.graph.successors(op):
+            if self.devices[consumer] == self.devices[op]:
+                self._input_arrived(int(consumer))
+        for transfer in self._transfers_of(op):
+            self._hop_is_ready(transfer)
+
+    def _transfers_of(self, op: int) -> list[_Transfer]:
+        keys = [(op, target) for target in range(self.problem.num_devices)]
+        return [self.transfers[key] for key in keys if key in self.transfers]
 
     def _send(self, hop: tuple[float, int, int], transfer: _Transfer) -> Generator[Any, Any, None]:
         costs = self.problem.cost_model
@@ -249,9 +263,13 @@ class _Run:
         else:
             home = self.devices[transfer.op]
             self._no_longer_needed(transfer.op, home, ("transfer", transfer.target))
-            for consumer in transfer.consumers:
-                self._input_arrived(consumer)
+            self._take_in(transfer)
         self._request_dispatch()
+
+    def _take_in(self, transfer: _Transfer) -> None:
+        """Takes in a tensor that has arrived."""
+        for consumer in transfer.consumers:
+            self._input_arrived(consumer)
 
     def _resources(self, hop: tuple[float, int, int]) -> set[tuple[str, int | str]]:
         """What the current hop of a transfer occupies exclusively."""
@@ -297,3 +315,38 @@ class _Run:
             self.peak[device] = max(self.peak[device], held)
             if held > capacity:
                 raise capacity_error(self.problem, device, self.env.now, np.array(tensors))
+
+
+class _BulkRun(_Run):
+    """State of a bulk-synchronous run: ops and transfers become eligible level by level."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.levels: list[list[int]] = []
+        for op, level in enumerate(hop_depths(self.problem.graph)):
+            self.levels += [[] for _ in range(level + 1 - len(self.levels))]
+            self.levels[level].append(op)
+        self.level = 0
+        self.unfinished = len(self.levels[0])
+
+    def _hand_over(self, op: int) -> None:
+        self.unfinished -= 1
+        if self.unfinished == 0:
+            sent = [t for done in self.levels[self.level] for t in self._transfers_of(done)]
+            self.unfinished = len(sent)
+            for transfer in sent:
+                self._hop_is_ready(transfer)
+            if not sent:
+                self._next_level()
+
+    def _take_in(self, transfer: _Transfer) -> None:
+        self.unfinished -= 1
+        if self.unfinished == 0:
+            self._next_level()
+
+    def _next_level(self) -> None:
+        self.level += 1
+        if self.level < len(self.levels):
+            self.unfinished = len(self.levels[self.level])
+            for op in self.levels[self.level]:
+                self._op_is_ready(op)

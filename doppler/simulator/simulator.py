@@ -10,7 +10,8 @@ from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementEr
 from doppler.graph import b_levels
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
-from doppler.simulator import kernel
+from doppler.schedule.schedule import EXECUTIONS
+from doppler.simulator import bulk_synchronous, kernel
 from doppler.simulator.noise import NO_NOISE, NoiseFactors, NoiseModel
 from doppler.simulator.ops import BAD_PLACEMENT
 from doppler.simulator.tables import (
@@ -41,9 +42,10 @@ class Simulator:
         noise: factors on durations, drawn from the `noise_seed` of a call; None for none.
         seed: of the priorities under `random`.
         num_threads: most threads that `makespans` uses; all available cores where None.
+        execution: one of `EXECUTIONS`; see `doppler.simulator.bulk_synchronous`.
 
     Raises:
-        ConfigurationError: an unknown network or rule, or a wrong noise or thread count.
+        ConfigurationError: an unknown network, rule or execution, or a wrong noise or thread count.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Simulator:
         noise: NoiseModel | None = None,
         seed: int = 0,
         num_threads: int | None = None,
+        execution: str = "work_conserving",
     ) -> None:
         self._tables: Tables = make_tables(problem, network)
         self.problem = problem
@@ -64,6 +67,11 @@ class Simulator:
         self._rank = choose_ranks(problem, choose, seed)
         if noise is not None and not isinstance(noise, NoiseModel):
             raise ConfigurationError(f"noise is {noise!r}, not a NoiseModel or None")
+        if execution not in EXECUTIONS:
+            raise ConfigurationError(
+                f"execution {execution!r} is unknown; known: {', '.join(EXECUTIONS)}"
+            )
+        self.execution = execution
         if num_threads is not None and num_threads < 1:
             raise ConfigurationError(f"num_threads is {num_threads}, at least 1 is needed")
         self._factors = (0, NO_NOISE)
@@ -92,7 +100,7 @@ class Simulator:
         """
         devices, order = self._inputs(devices, order)
         factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
-        makespan = kernel.simulate_one(
+        makespan = self._kernel.simulate_one(
             self._tables, devices, order, self._rank, factors.ops, factors.transfers,
             self._free, self._memory,
         )  # fmt: skip
@@ -119,7 +127,7 @@ class Simulator:
         out = np.empty(len(placements))
 
         def simulate(first: int, last: int) -> None:
-            kernel.simulate_batch(
+            self._kernel.simulate_batch(
                 self._tables, placements[first:last], orders[first:last], self._rank,
                 factors.ops, factors.transfers, self._free, out[first:last],
             )  # fmt: skip
@@ -142,7 +150,7 @@ class Simulator:
         devices, order = self._inputs(devices, order)
         factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
         memory = len(self._tables.output_bytes) > 0
-        makespan, w, x = kernel.simulate_trace(
+        makespan, w, x = self._kernel.simulate_trace(
             self._tables, devices, order, self._rank, factors.ops, factors.transfers, memory
         )
         if makespan < 0:
@@ -150,6 +158,11 @@ class Simulator:
         if makespan == np.inf:
             raise self._capacity_error(devices, w, x)
         return self._schedule(devices, order, w, x, memory)
+
+    @property
+    def _kernel(self) -> Any:
+        """The module that simulates; not kept as an attribute, because modules do not pickle."""
+        return kernel if self.execution == "work_conserving" else bulk_synchronous
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_factors": (0, NO_NOISE)}
@@ -281,6 +294,7 @@ class Simulator:
             order=order.copy() if len(order) else None,
             origin="simulated",
             peak_bytes=x.peak if memory else None,
+            execution=self.execution,
         )
 
 

@@ -47,17 +47,21 @@ def make_problem(
     return PlacementProblem(graph, topology, costs)
 
 
-def check(problem, devices, starts, makespan, *, network, choose="fifo", order=None, seed=0):
+def check(
+    problem, devices, starts, makespan, *, network, choose="fifo", order=None, seed=0,
+    execution="work_conserving",
+):  # fmt: skip
     """Asserts the starts of all ops and the makespan, however it is computed."""
+    options = {"network": network, "choose": choose, "seed": seed, "execution": execution}
     for simulator_type in SIMULATORS:
-        simulator = simulator_type(problem, network=network, choose=choose, seed=seed)
+        simulator = simulator_type(problem, **options)
         schedule = simulator.run(devices, order)
         assert schedule.start.tolist() == starts
         assert schedule.makespan == makespan
         assert simulator.makespan(devices, order) == makespan
         validate_schedule(schedule)
     orders = None if order is None else [order]
-    assert Simulator(problem, network, choose, seed=seed).makespans([devices], orders) == [makespan]
+    assert Simulator(problem, **options).makespans([devices], orders) == [makespan]
 
 
 # --- network models ------------------------------------------------------------------------------
@@ -261,6 +265,82 @@ def test_given_never_waits_for_an_op_that_is_not_ready(network):
     check(
         problem, [1, 0, 0], [0.0, 0.0, 3.0], 4.0, network=network, choose="given", order=[2, 0, 1]
     )
+
+
+# --- bulk-synchronous execution -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "starts", "makespan"),
+    [
+        # all at the barrier at 2: 0->d1 [2, 6], 0->d2 [2, 6], 1->d1 [2, 4]; level 1 from 6
+        ("contention_free", [0, 1, 6, 6, 7], 8.0),
+        # link d0->d1 carries 0 in [2, 6] and 1 in [6, 8]; level 1, op 3 too, from 8
+        ("serial_links", [0, 1, 8, 8, 9], 10.0),
+        # [2, 6], [6, 10] and [10, 12]; level 1 from 12
+        ("one_port", [0, 1, 12, 12, 13], 14.0),
+        ("shared_bus", [0, 1, 12, 12, 13], 14.0),
+    ],
+)
+def test_levels_wait_for_the_exchange(network, starts, makespan):
+    """
+    0:d0(1) --(4)--> 2:d1(1)
+        \\----(4)--> 3:d2(1)
+    1:d0(1) --(2)--> 4:d1(1)
+    """
+    problem = make_problem(
+        [1, 1, 1, 1, 1], [(0, 2), (0, 3), (1, 4)], [4, 2, 0, 0, 0], num_devices=3
+    )
+    check(
+        problem, [0, 0, 1, 2, 1], starts, makespan, network=network,
+        execution="bulk_synchronous",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("choose", "order", "starts"),
+    [
+        ("fifo", None, [0, 1, 4, 6]),
+        ("b_level", None, [0, 3, 1, 6]),
+        ("given", [0, 2, 1, 3], [0, 3, 1, 6]),
+    ],
+)
+def test_rules_choose_inside_a_level_only(network, choose, order, starts):
+    """`late_branch` again: whatever goes first, op 3 waits for both ops of the level before it."""
+    problem, devices = late_branch()
+    check(
+        problem, devices, starts, 12.0, network=network, choose=choose, order=order,
+        execution="bulk_synchronous",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_an_edge_that_skips_a_level_is_sent_at_once(network):
+    """
+    0:d0(1) --> 1:d0(2) --> 2:d1(1)      every transfer takes 3 s
+        \\---------------------/
+
+    Tensor 0 goes to d1 in the exchange after level 0 [1, 4]: op 1 [4, 6], tensor 1 [6, 9], op 2.
+    """
+    problem = make_problem([1, 2, 1], [(0, 1), (0, 2), (1, 2)], [3, 3, 3])
+    check(problem, [0, 0, 1], [0.0, 4.0, 9.0], 10.0, network=network, execution="bulk_synchronous")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("simulator_type", SIMULATORS)
+def test_bulk_synchronous_memory(simulator_type, network):
+    """`memory_case` with barriers: tensor 0 is on d1 from 1, tensor 1 from 3.
+
+    d0: 8 B from 0; op 1 [2, 3] holds 8 + 4 B; 4 B until 4. Op 2 [4, 5] holds 14 B on d1.
+    """
+    problem, devices = memory_case()
+    schedule = simulator_type(problem, network, execution="bulk_synchronous").run(devices)
+    assert schedule.start.tolist() == [0.0, 2.0, 4.0]
+    assert schedule.peak_bytes.tolist() == [12.0, 14.0]
+    problem, devices = memory_case(memory_bytes=13.0)
+    with pytest.raises(CapacityError, match=r"device 1 \(d1\) holds 14 B at 4 s"):
+        simulator_type(problem, network, execution="bulk_synchronous").run(devices)
 
 
 # --- rounds, slots, anomalies --------------------------------------------------------------------

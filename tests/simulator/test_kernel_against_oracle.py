@@ -31,9 +31,12 @@ every_model = pytest.mark.parametrize("network", NETWORKS)
 every_rule = pytest.mark.parametrize("choose", CHOOSE_RULES)
 
 
-def assert_equal_runs(case: Case, network: str, choose: str) -> None:
+def assert_equal_runs(
+    case: Case, network: str, choose: str, execution: str = "work_conserving"
+) -> None:
     arguments = (case.problem, network, choose, case.noise, 7)
-    kernel, oracle = Simulator(*arguments), OracleSimulator(*arguments)
+    kernel = Simulator(*arguments, execution=execution)
+    oracle = OracleSimulator(*arguments, execution=execution)
     call = (case.devices, case.order, 3)
     batch = kernel.makespans([case.devices] * 2, [case.order] * 2, 3)
     try:
@@ -68,6 +71,29 @@ def test_equal_schedules_event_by_event(network, choose, case):
 @given(case=cases(max_ops=8, capacities=True), choose=st.sampled_from(CHOOSE_RULES))
 def test_equal_memory_and_equal_errors(network, choose, case):
     assert_equal_runs(case, network, choose)
+
+
+@every_model
+@every_rule
+@PROPERTY
+@given(case=cases(max_ops=10), capacities=st.booleans(), data=st.data())
+def test_equal_bulk_synchronous_schedules(network, choose, case, capacities, data):
+    if capacities:
+        case = data.draw(cases(max_ops=8, capacities=True))
+    assert_equal_runs(case, network, choose, "bulk_synchronous")
+
+
+@every_model
+@PROPERTY
+@given(case=cases(), choose=st.sampled_from(CHOOSE_RULES))
+def test_bulk_synchronous_schedules_are_valid(network, choose, case):
+    simulator = Simulator(case.problem, network, choose, execution="bulk_synchronous")
+    schedule = simulator.run(case.devices, case.order)
+    validate_schedule(schedule)
+    moving = schedule.transfer_finish - schedule.transfer_start
+    seconds = schedule.finish - schedule.start
+    assert schedule.makespan <= (seconds.sum() + moving.sum()) * (1 + 1e-9)
+    assert lower_bounds(case.problem).best <= schedule.makespan * (1 + 1e-9)
 
 
 @every_model

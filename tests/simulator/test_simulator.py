@@ -225,6 +225,7 @@ def test_a_noise_model_must_return_sound_factors():
     [
         ({"network": "token_ring"}, "network 'token_ring' is unknown; known: contention_free"),
         ({"choose": "lifo"}, "choose 'lifo' is unknown; known: fifo"),
+        ({"execution": "lazy"}, "execution 'lazy' is unknown; known: work_conserving, bulk_sync"),
         ({"noise": 0.1}, "noise is 0.1, not a NoiseModel"),
         ({"num_threads": 0}, "num_threads is 0"),
     ],
