@@ -56,11 +56,13 @@ def run(config: DictConfig) -> RunFolder:
     table.save(folder.results_csv, folder.results_markdown)
     drawn = [row for row in table.rows if row.simulated is not None]
     pictures = [report.draw_gantt(row, folder).name for row in drawn]
+    if drawn:
+        pictures.append(report.write_traces(drawn, folder).name)
     summary = {"problem": setup.problem.name, "results": report.table_summary(table)}
     folder.write_summary("finished", summary)
     table.print(console)
     console.print(
-        f"folder: {folder.path}\npictures in it: {', '.join(pictures)}",
+        f"folder: {folder.path}\npictures and trace in it: {', '.join(pictures)}",
         highlight=False,
         soft_wrap=True,
     )

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from doppler import Placement
 from doppler.errors import ConfigurationError
+from doppler.viz import write_trace
 from doppler.viz.figure import format_seconds
 from scripts.entry import check_positive, entry_point
 from scripts.problems import Setup, build_setup
@@ -41,12 +42,18 @@ def run(config: DictConfig) -> Path:
         placement = place_with_policy(setup, config)
     path = Path(to_absolute_path(config.output or f"{setup.problem.name}.placement.json"))
     placement.save(path, setup.problem)
+    written = f"placement: {path}"
+    if config.trace is not None:
+        trace = Path(to_absolute_path(config.trace))
+        schedule = setup.settings.build(setup.problem).run(placement)
+        write_trace([(placement.info["scheduler"], schedule)], trace)
+        written += f"\ntrace (open it in ui.perfetto.dev): {trace}"
     info = placement.info
     console.print(
         f"{setup.problem.name}, {setup.problem.num_ops} ops on {setup.problem.num_devices} "
         f"devices: {info['scheduler']} found simulated makespan "
         f"{format_seconds(info['simulated_makespan'])} with {info['evaluations']} evaluations in "
-        f"{info['seconds']:.2f} s\nplacement: {path}",
+        f"{info['seconds']:.2f} s\n{written}",
         highlight=False,
         soft_wrap=True,
     )

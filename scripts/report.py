@@ -16,7 +16,7 @@ from doppler import Placement, Schedule
 from doppler.errors import CapacityError, UnknownQuantityError
 from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
-from doppler.viz import plot_gantt
+from doppler.viz import plot_gantt, write_trace
 from doppler.viz.figure import format_seconds
 from scripts.results import ResultsTable, Row
 from scripts.run_folder import RunFolder
@@ -114,12 +114,21 @@ def _makespan(row: Row) -> float:
 
 def draw_gantt(row: Row, folder: RunFolder) -> Path:
     """Draws a row's simulated and, where there is one, measured schedule side by side."""
+    return plot_gantt(_panels(row), folder.gantt(row.label))
+
+
+def write_traces(rows: Sequence[Row], folder: RunFolder) -> Path:
+    """Writes the rows' simulated and measured schedules into one trace file."""
+    return write_trace([panel for row in rows for panel in _panels(row)], folder.trace)
+
+
+def _panels(row: Row) -> list[tuple[str, Schedule]]:
     panels: list[tuple[str, Schedule]] = []
     if row.simulated is not None:
         panels.append((row.label, row.simulated))
     if row.measurement is not None:
         panels.append((f"{row.label}, median run", row.measurement.schedule))
-    return plot_gantt(panels, folder.gantt(row.label))
+    return panels
 
 
 def table_summary(table: ResultsTable) -> dict[str, Any]:

@@ -65,6 +65,10 @@ class RunFolder:
     def learning_curve(self) -> Path:
         return self.path / "learning_curve.png"
 
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
+
     def gantt(self, label: str) -> Path:
         return self.path / f"gantt_{file_name(label)}.png"
 

@@ -264,6 +264,8 @@ def draw(folder: RunFolder, table: ResultsTable, title: str) -> list[Path]:
     heuristic = report.best_heuristic(table, labels)
     chosen = policies[-1:] + ([] if heuristic is None else [heuristic])
     pictures = [report.draw_gantt(row, folder) for row in chosen]
+    if chosen:
+        pictures.append(report.write_traces(chosen, folder))
     if folder.metrics.exists():
         best = min((row.simulated.makespan for row in policies if row.simulated), default=None)
         if best is not None:

@@ -1,6 +1,7 @@
-"""Pictures of schedules and of training; matplotlib is imported when one is drawn."""
+"""Pictures of schedules and of training, trace files; matplotlib is imported on first use."""
 
 from doppler.viz.gantt import plot_gantt
 from doppler.viz.learning_curve import plot_learning_curve, read_metrics
+from doppler.viz.perfetto import write_trace
 
-__all__ = ["plot_gantt", "plot_learning_curve", "read_metrics"]
+__all__ = ["plot_gantt", "plot_learning_curve", "read_metrics", "write_trace"]

@@ -12,6 +12,7 @@ import numpy as np
 from doppler.errors import ConfigurationError
 from doppler.schedule import Schedule
 from doppler.viz.figure import format_seconds, new_figure, save_figure, time_unit
+from doppler.viz.lanes import device_lanes
 
 DEVICE_HEIGHT, LINK_HEIGHT, GAP = 1.0, 0.34, 0.16
 DIGIT_WIDTH = 0.011
@@ -102,7 +103,7 @@ def _draw_panel(
     group, names = _groups(schedule)
     colours = np.array(group_colours(len(names)))
     tops = np.array([top for _, top, _ in rows])
-    lane, lanes = _lanes(schedule)
+    lane, lanes = device_lanes(schedule)
     height = DEVICE_HEIGHT / lanes[schedule.devices]
     bottoms = tops[schedule.devices] + lane * height
     _bars(panel, schedule.start, schedule.finish, bottoms, height, colours[group], scale, 1.0)
@@ -168,22 +169,6 @@ def _bars(
             alpha=alpha,
         )
     )
-
-
-def _lanes(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Lane of each op in its device's row (num_ops,) and lanes per device (num_devices,).
-
-    A device with several compute slots runs ops at the same time; each slot gets its own lane.
-    """
-    lane = np.zeros(len(schedule.devices), np.int64)
-    slots = schedule.problem.topology.compute_slots
-    for device in np.flatnonzero(slots > 1):
-        free = np.zeros(slots[device])
-        ops = np.flatnonzero(schedule.devices == device)
-        for op in ops[np.argsort(schedule.start[ops], kind="stable")]:
-            lane[op] = int(np.argmin(free))
-            free[lane[op]] = schedule.finish[op]
-    return lane, slots
 
 
 def _label_panel(panel: Any, title: str, schedule: Schedule, unit: str) -> None:

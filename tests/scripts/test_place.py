@@ -119,6 +119,8 @@ def test_a_run_is_evaluated_and_its_checkpoint_places_other_problems(
     assert float(rows["DOPPLER-IMITATION"]["simulated_makespan_s"]) > 0
     assert len(rows) == 6
     assert (tmp_path / "out" / "gantt_doppler_imitation.png").exists()
+    assert (tmp_path / "out" / "trace.json").exists()
+    assert (tmp_path / "moved" / "trace.json").exists()
     capsys.readouterr()
     assert command(evaluate, "run=moved", "topology=v100") == 2
     assert "brings its own topology" in capsys.readouterr().err
@@ -171,3 +173,14 @@ def test_the_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_cache() == Path("/somewhere/doppler")
+
+
+def test_a_trace_is_written_where_asked_for(
+    command: Command, pair: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert command(place, "problem=pair.json", "trace=made/trace.json") == 0
+    assert "made/trace.json" in capsys.readouterr().out.replace("\n", "")
+    events = json.loads((pair.parent / "made" / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    makespan = json.loads((pair.parent / "pair.placement.json").read_text())["simulated_makespan"]
+    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(makespan * 1e6, rel=1e-6)
