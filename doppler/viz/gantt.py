@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +13,96 @@ import numpy as np
 from doppler.errors import ConfigurationError
 from doppler.schedule import Schedule
 from doppler.viz.figure import format_seconds, new_figure, save_figure, time_unit
-from doppler.viz.lanes import device_lanes
+from doppler.viz.lanes import assign_lanes, device_lanes
 
-DEVICE_HEIGHT, LINK_HEIGHT, GAP = 1.0, 0.34, 0.16
-DIGIT_WIDTH = 0.011
-"""An op's id is written into its bar where each digit has at least this share of the time axis."""
+DEVICE_HEIGHT, LINK_HEIGHT, SENDER_HEIGHT, GAP = 1.0, 0.34, 0.8, 0.16
+PANEL_WIDTHS, OPS_PER_INCH = (7.0, 12.0), 18
+"""Least and greatest width of a panel [inch], and what a panel of many ops grows by."""
+DIGIT_WIDTH = 0.077
+"""An op's id is written into its bar where each digit has at least this much of it. [inch]"""
 LEGEND_ENTRIES = 24
+MOST_LINK_ROWS = 16
+"""Where more links than this carried transfers, those of one source share a row."""
+CHAIN_COLOUR = (0.75, 0.0, 0.1)
 
 
-def plot_gantt(schedules: Sequence[tuple[str, Schedule]], path: str | Path) -> Path:
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a chart, devices first.
+
+    Args:
+        labels: of each row.
+        tops, heights: of each row.
+        row_of_link: row of each link that carried a transfer.
+        lanes: lanes of each row of links.
+    """
+
+    labels: list[str]
+    tops: np.ndarray
+    heights: np.ndarray
+    row_of_link: dict[int, int]
+    lanes: dict[int, int]
+
+    @property
+    def bottom(self) -> float:
+        return float(self.tops[-1] + self.heights[-1])
+
+
+def plot_gantt(
+    schedules: Sequence[tuple[str, Schedule]],
+    path: str | Path,
+    *,
+    notes: Sequence[str] = (),
+    critical_chain: bool = True,
+) -> Path:
     """Draws schedules side by side on one time axis and writes them to a picture file.
 
     A panel has one row per device, with the device's utilisation, and below them one thin row per
-    link that carried a transfer in any panel. Ops have the colour of their meta-op, or of their
-    kind where meta-ops are unknown; a transfer has the colour of the op whose output it moves.
+    link that carried a transfer in any panel, or one row per sending endpoint where those would be
+    too many to read. Ops have the colour of their meta-op, or of their kind where meta-ops are
+    unknown; a transfer has the colour of the op whose output it moves. The steps of the critical
+    chain are outlined.
 
     Args:
         schedules: (title, schedule) for each panel, at least one, all with equally many devices.
         path: where to write; the suffix chooses the format (png, pdf, svg).
+        notes: one more title line for each panel, for example that its placement is sensitive to
+            ties; none where empty.
+        critical_chain: whether to outline it.
 
     Returns:
         The path.
 
     Raises:
-        ConfigurationError: no schedules, differing devices, or an unknown picture format.
+        ConfigurationError: no schedules, differing devices, notes for other than all panels, or an
+            unknown picture format.
     """
     if not schedules:
         raise ConfigurationError("a Gantt chart needs at least one schedule")
+    if notes and len(notes) != len(schedules):
+        raise ConfigurationError(f"{len(notes)} notes for {len(schedules)} panels")
     names = [_device_names(schedule) for _, schedule in schedules]
     if any(other != names[0] for other in names[1:]):
         raise ConfigurationError(f"panels of one Gantt chart need the same devices: {names}")
-    links = sorted({int(link) for _, s in schedules for link in np.unique(s.transfer_links)})
-    rows = _rows(schedules[0][1], links)
-    height = 1.7 + 0.62 * (rows[-1][1] + rows[-1][2])
-    figure = new_figure(max(8.0, 7.0 * len(schedules)), min(height, 30.0))
+    rows = _rows([schedule for _, schedule in schedules])
+    most_ops = max(schedule.problem.num_ops for _, schedule in schedules)
+    width = float(np.clip(most_ops / OPS_PER_INCH, *PANEL_WIDTHS))
+    height = 1.7 + 0.62 * rows.bottom
+    figure = new_figure(max(8.0, width * len(schedules)), min(height, 30.0))
     panels = figure.subplots(1, len(schedules), sharex=True, sharey=True, squeeze=False)[0]
     end = max(schedule.makespan for _, schedule in schedules)
     scale, unit = time_unit(end)
-    for panel, (title, schedule) in zip(panels, schedules, strict=True):
-        _draw_panel(panel, schedule, rows, end, scale)
-        _label_panel(panel, title, schedule, unit)
-    panels[0].set_yticks([top + h / 2 for _, top, h in rows], [label for label, _, _ in rows])
-    panels[0].set_ylim(rows[-1][1] + rows[-1][2] + GAP, -GAP)
+    for panel, (title, schedule), note in zip(
+        panels, schedules, notes or [""] * len(schedules), strict=True
+    ):
+        _draw_panel(panel, schedule, rows, end * DIGIT_WIDTH / width, scale)
+        if critical_chain:
+            _outline_chain(panel, schedule, rows, scale)
+        _label_panel(panel, title, schedule, unit, note)
+    panels[0].set_yticks(rows.tops + rows.heights / 2, rows.labels)
+    panels[0].set_ylim(rows.bottom + GAP, -GAP)
     panels[0].set_xlim(0, end / scale if end > 0 else 1.0)
-    _legend(figure, schedules[0][1])
+    _legend(figure, schedules[0][1], critical_chain)
     return save_figure(figure, path)
 
 
@@ -71,20 +118,53 @@ def _device_names(schedule: Schedule) -> tuple[str, ...]:
     return tuple(device.name for device in schedule.problem.topology.devices)
 
 
-def _rows(schedule: Schedule, links: list[int]) -> list[tuple[str, float, float]]:
-    """(label, top, height) of each device's row, then of each listed link's."""
-    topology = schedule.problem.topology
-    rows: list[tuple[str, float, float]] = []
-    top = 0.0
-    for device in topology.devices:
-        rows.append((device.name, top, DEVICE_HEIGHT))
-        top += DEVICE_HEIGHT + GAP
-    for link in links:
-        source, target = topology.link_ends[link]
-        label = f"{topology.endpoint_name(source)} → {topology.endpoint_name(target)}"
-        rows.append((label, top, LINK_HEIGHT))
-        top += LINK_HEIGHT + GAP / 2
-    return rows
+def _rows(schedules: Sequence[Schedule]) -> _Rows:
+    topology = schedules[0].problem.topology
+    used = sorted({int(link) for s in schedules for link in np.unique(s.transfer_links)})
+    labels = [device.name for device in topology.devices]
+    heights = [DEVICE_HEIGHT] * len(labels)
+    gaps = [GAP] * len(labels)
+    row_of_link: dict[int, int] = {}
+    for link in used:
+        source, target = (topology.endpoint_name(end) for end in topology.link_ends[link])
+        label = f"{source} → {target}" if len(used) <= MOST_LINK_ROWS else f"out of {source}"
+        if label not in labels[topology.num_devices :]:
+            labels.append(label)
+            heights.append(LINK_HEIGHT if len(used) <= MOST_LINK_ROWS else SENDER_HEIGHT)
+            gaps.append(GAP / 2)
+        row_of_link[link] = labels.index(label, topology.num_devices)
+    lanes = dict.fromkeys(row_of_link.values(), 1)
+    if len(used) > MOST_LINK_ROWS:
+        for schedule in schedules:
+            for row, hops in _hops_by_row(schedule, row_of_link).items():
+                lane = assign_lanes(schedule.transfer_start[hops], schedule.transfer_finish[hops])
+                lanes[row] = max(lanes[row], int(lane.max()) + 1)
+    tops = np.cumsum(np.add(heights, gaps)) - np.add(heights, gaps)
+    return _Rows(labels, tops, np.array(heights), row_of_link, lanes)
+
+
+def _hops_by_row(schedule: Schedule, row_of_link: dict[int, int]) -> dict[int, np.ndarray]:
+    rows = np.array([row_of_link[int(link)] for link in schedule.transfer_links], np.int64)
+    return {int(row): np.flatnonzero(rows == row) for row in np.unique(rows)}
+
+
+def _op_boxes(schedule: Schedule, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Lower edges and heights of the ops' bars. # (num_ops,)"""
+    lane, lanes = device_lanes(schedule)
+    height = DEVICE_HEIGHT / lanes[schedule.devices]
+    return rows.tops[schedule.devices] + lane * height, height
+
+
+def _hop_boxes(schedule: Schedule, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Lower edges and heights of the hops' bars. # (num_hops,)"""
+    low, height = np.zeros(len(schedule.transfer_ops)), np.zeros(len(schedule.transfer_ops))
+    for row, hops in _hops_by_row(schedule, rows.row_of_link).items():
+        lane = np.zeros(len(hops), np.int64)
+        if rows.lanes[row] > 1:
+            lane = assign_lanes(schedule.transfer_start[hops], schedule.transfer_finish[hops])
+        height[hops] = rows.heights[row] / rows.lanes[row]
+        low[hops] = rows.tops[row] + lane * height[hops]
+    return low, height
 
 
 def _groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
@@ -97,72 +177,60 @@ def _groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
     return group, [f"{i}: {graph.kinds[op]}" for i, op in zip(ids, first, strict=True)]
 
 
-def _draw_panel(
-    panel: Any, schedule: Schedule, rows: list[tuple[str, float, float]], end: float, scale: float
-) -> None:
+def _draw_panel(panel: Any, schedule: Schedule, rows: _Rows, digit: float, scale: float) -> None:
+    """Draws the bars, and the ids of ops whose bars have `digit` [s] for each of their digits."""
     group, names = _groups(schedule)
     colours = np.array(group_colours(len(names)))
-    tops = np.array([top for _, top, _ in rows])
-    lane, lanes = device_lanes(schedule)
-    height = DEVICE_HEIGHT / lanes[schedule.devices]
-    bottoms = tops[schedule.devices] + lane * height
-    _bars(panel, schedule.start, schedule.finish, bottoms, height, colours[group], scale, 1.0)
-    num_devices = schedule.problem.num_devices
-    row_of = {label: index for index, (label, _, _) in enumerate(rows)}
-    topology = schedule.problem.topology
-    hop_rows = np.array(
-        [
-            row_of[f"{topology.endpoint_name(s)} → {topology.endpoint_name(d)}"]
-            for s, d in topology.link_ends[schedule.transfer_links]
-        ],
-        dtype=np.int64,
-    )
-    assert (hop_rows >= num_devices).all()
+    low, height = _op_boxes(schedule, rows)
+    _bars(panel, schedule.start, schedule.finish, low, height, scale, colours[group], 1.0)
     _bars(
         panel,
         schedule.transfer_start,
         schedule.transfer_finish,
-        tops[hop_rows],
-        np.full(len(hop_rows), LINK_HEIGHT),
-        colours[group[schedule.transfer_ops]],
+        *_hop_boxes(schedule, rows),
         scale,
+        colours[group[schedule.transfer_ops]],
         0.7,  # under contention_free, transfers of one link overlap: let them shine through
     )
     digits = np.array([len(str(op)) for op in range(len(schedule.devices))])
-    for op in np.flatnonzero(schedule.finish - schedule.start >= DIGIT_WIDTH * digits * end):
+    for op in np.flatnonzero(schedule.finish - schedule.start >= digit * digits):
         middle = (schedule.start[op] + schedule.finish[op]) / 2 / scale
-        panel.text(
-            middle, bottoms[op] + height[op] / 2, str(op), ha="center", va="center", fontsize=7
-        )
+        panel.text(middle, low[op] + height[op] / 2, str(op), ha="center", va="center", fontsize=7)
+
+
+def _outline_chain(panel: Any, schedule: Schedule, rows: _Rows, scale: float) -> None:
+    """Outlines the steps of the critical chain."""
+    from matplotlib.collections import PolyCollection
+
+    chain = schedule.critical_chain()
+    outlines = []
+    for kind, boxes in (("op", _op_boxes(schedule, rows)), ("hop", _hop_boxes(schedule, rows))):
+        steps = [step for step in chain if step.kind == kind]
+        which = np.array([step.index for step in steps], np.int64)
+        start = np.array([step.start for step in steps])
+        finish = np.array([step.finish for step in steps])
+        outlines += _corners(start / scale, finish / scale, boxes[0][which], boxes[1][which])
+    panel.add_collection(
+        PolyCollection(outlines, facecolors="none", edgecolors=[CHAIN_COLOUR], linewidths=1.3)
+    )
 
 
 def _bars(
     panel: Any,
     start: np.ndarray,
     finish: np.ndarray,
-    bottoms: np.ndarray,
+    low: np.ndarray,
     heights: np.ndarray,
-    colours: np.ndarray,
     scale: float,
+    colours: np.ndarray,
     alpha: float,
 ) -> None:
     """Adds one rectangle per interval; one collection, so that thousands stay quick."""
     from matplotlib.collections import PolyCollection
 
-    left, right = start / scale, finish / scale
-    low, high = bottoms, bottoms + heights
-    corners = np.stack(
-        [
-            np.stack([left, low], 1),
-            np.stack([left, high], 1),
-            np.stack([right, high], 1),
-            np.stack([right, low], 1),
-        ],
-        axis=1,
-    )  # (bars, 4, 2)
     panel.add_collection(
         PolyCollection(
-            list(corners),
+            _corners(start / scale, finish / scale, low, heights),
             facecolors=colours,
             edgecolors=colours * 0.55,
             linewidths=0.4,
@@ -171,10 +239,19 @@ def _bars(
     )
 
 
-def _label_panel(panel: Any, title: str, schedule: Schedule, unit: str) -> None:
+def _corners(
+    left: np.ndarray, right: np.ndarray, low: np.ndarray, heights: np.ndarray
+) -> list[np.ndarray]:
+    """The corners of each rectangle. # (4, 2)"""
+    high = low + heights
+    pairs = ((left, low), (left, high), (right, high), (right, low))
+    return list(np.stack([np.stack(pair, axis=1) for pair in pairs], axis=1))
+
+
+def _label_panel(panel: Any, title: str, schedule: Schedule, unit: str, note: str) -> None:
     panel.set_title(
         f"{title}\n{schedule.origin}: makespan {format_seconds(schedule.makespan)}, "
-        f"utilisation {schedule.utilisation.mean():.0%}",
+        f"utilisation {schedule.utilisation.mean():.0%}" + (f"\n{note}" if note else ""),
         fontsize=10,
     )
     panel.set_xlabel(f"time [{unit}]")
@@ -194,7 +271,7 @@ def _label_panel(panel: Any, title: str, schedule: Schedule, unit: str) -> None:
         )
 
 
-def _legend(figure: Any, schedule: Schedule) -> None:
+def _legend(figure: Any, schedule: Schedule, critical_chain: bool) -> None:
     from matplotlib.patches import Patch
 
     _, names = _groups(schedule)
@@ -202,6 +279,8 @@ def _legend(figure: Any, schedule: Schedule) -> None:
     shown = [Patch(color=c, label=n) for c, n in list(zip(colours, names))[:LEGEND_ENTRIES]]
     if len(names) > LEGEND_ENTRIES:
         shown.append(Patch(color="white", label=f"and {len(names) - LEGEND_ENTRIES} more"))
+    if critical_chain:
+        shown.append(Patch(fill=False, edgecolor=CHAIN_COLOUR, label="critical chain"))
     known = schedule.problem.graph.meta_op is not None
     figure.legend(
         handles=shown,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from doppler import CostModel, DataflowGraph, PlacementProblem, Schedule
+from doppler import CostModel, DataflowGraph, PlacementProblem, Schedule, load_problem
 from doppler.errors import ConfigurationError, FileFormatError
 from doppler.hardware import Device, Link, Topology, fully_connected
+from doppler.simulator import Simulator
 from doppler.viz import gantt, learning_curve, plot_gantt, plot_learning_curve, read_metrics
 from doppler.viz.figure import format_seconds, new_figure, save_figure
 
@@ -82,7 +84,7 @@ def test_panels_share_the_time_axis_and_name_origin_and_makespan(
 
 def test_bars_lie_on_the_row_of_their_device_and_link(tmp_path: Path, drawn: list) -> None:
     plot_gantt([("A", chain_schedule())], tmp_path / "gantt.png")
-    ops, transfers = drawn[0].axes[0].collections
+    ops, transfers, _ = drawn[0].axes[0].collections
     boxes = [path.get_extents() for path in ops.get_paths()]
     assert [(b.x0, b.x1) for b in boxes] == [(0, 1), (2, 4), (5, 7)]
     assert boxes[0].y0 == boxes[2].y0 < boxes[1].y0
@@ -139,7 +141,63 @@ def test_gantt_refuses_nothing_to_draw_other_devices_and_unknown_formats(tmp_pat
         plot_gantt([("A", chain_schedule(2)), ("B", chain_schedule(3))], tmp_path / "a.png")
     with pytest.raises(ConfigurationError, match=r"a\.xyz"):
         plot_gantt([("A", chain_schedule())], tmp_path / "a.xyz")
+    with pytest.raises(ConfigurationError, match="2 notes for 1 panels"):
+        plot_gantt([("A", chain_schedule())], tmp_path / "a.png", notes=["x", "y"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_critical_chain_is_outlined_unless_unwanted(tmp_path: Path, drawn: list) -> None:
+    """All of the chain's ops and hops, and not op 3, which runs beside them."""
+    graph = DataflowGraph.from_edges("chain", 4, [(0, 1), (1, 2)])
+    topology = fully_connected(2)
+    costs = CostModel(np.ones((4, 2)), np.ones(4), np.zeros(2), np.ones(2), "by hand")
+    schedule = Simulator(PlacementProblem(graph, topology, costs)).run([0, 1, 0, 1])
+    plot_gantt([("A", schedule)], tmp_path / "chain.png")
+    outlines = drawn[0].axes[0].collections[2]
+    assert [path.get_extents().x0 for path in outlines.get_paths()] == [0, 2, 4, 1, 3]
+    assert not len(outlines.get_facecolors())
+    assert "critical chain" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    plot_gantt([("A", schedule)], tmp_path / "plain.png", critical_chain=False)
+    assert len(drawn[1].axes[0].collections) == 2
+    assert "critical chain" not in [text.get_text() for text in drawn[1].legends[0].get_texts()]
+
+
+def test_a_note_is_one_more_title_line_of_its_panel(tmp_path: Path, drawn: list) -> None:
+    pair = [("A", chain_schedule()), ("B", chain_schedule())]
+    plot_gantt(pair, tmp_path / "notes.png", notes=["", "tie-sensitive: 182 to 295 s"])
+    titles = [axes.get_title().splitlines() for axes in drawn[0].axes]
+    assert [len(lines) for lines in titles] == [2, 3]
+    assert titles[1][2] == "tie-sensitive: 182 to 295 s"
+
+
+@pytest.mark.parametrize(("num_devices", "link_rows"), [(4, 12), (8, 8)])
+def test_a_published_layer_stays_readable(
+    tmp_path: Path, drawn: list, shared_data: Path, num_devices: int, link_rows: int
+) -> None:
+    """A row per link where there are few, per sender where there are many; no bars overlap."""
+    file = shared_data / "doppler" / "gdp_full_transformer_layer_261nodes.txt"
+    problem = load_problem(file, num_devices)
+    schedule = Simulator(problem).run(np.arange(problem.num_ops) % num_devices)
+    plot_gantt([("round robin", schedule)], tmp_path / "layer.png")
+    (panel,) = drawn[0].axes
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    assert len(labels) == num_devices + link_rows
+    assert labels[num_devices] == ("out of ideal0" if num_devices == 8 else "ideal0 → ideal1")
+    width, height = drawn[0].get_size_inches()
+    assert width == 12
+    assert height < 13
+    boxes = [p.get_extents() for group in panel.collections[:2] for p in group.get_paths()]
+    assert len(boxes) == problem.num_ops + len(schedule.transfer_ops)
+    rows: dict = {}
+    for box in boxes:
+        rows.setdefault((round(box.y0, 6), round(box.y1, 6)), []).append((box.x0, box.x1))
+    edges = sorted(rows)
+    assert all(above[1] <= below[0] + 1e-6 for above, below in pairwise(edges))
+    for spans in rows.values():
+        assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(sorted(spans)))
+    written = {text.get_text() for text in panel.texts} & {str(op) for op in range(229)}
+    longest = np.argsort(schedule.start - schedule.finish)[:12]
+    assert {str(op) for op in longest} <= written
 
 
 METRICS = """stage,update,episodes,loss,simulated_makespan_mean,simulated_makespan_best
