@@ -8,15 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from doppler.errors import DopplerError, FileFormatError
 from doppler.files import write_text_atomically
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, Device, Link, Topology
+from doppler.problem.inputs import InputTensor
 from doppler.problem.placement_problem import PlacementProblem
 
 FORMAT = "doppler-problem"
 VERSION = 1
 
+_SECTIONS = ("graph", "topology", "cost_model")
+_OPTIONAL_SECTIONS = ("constraints", "inputs", "input_ops")
 _GRAPH_COLUMNS = ("kinds", "flops", "output_bytes", "meta_op", "roles", "op_names")
 _COST_FIELDS = ("op_seconds", "transfer_volume", "link_latency", "link_seconds_per_unit")
 
@@ -49,8 +54,25 @@ def write_json_problem(problem: PlacementProblem, path: Path) -> None:
             "source": costs.source,
             **{name: getattr(costs, name).tolist() for name in _COST_FIELDS},
         },
+        **_optional_sections(problem),
     }
     write_text_atomically(path, json.dumps(document, allow_nan=False) + "\n")
+
+
+def _optional_sections(problem: PlacementProblem) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    columns = {"pinned": problem.pinned, "colocation": problem.colocation}
+    stated = {name: values.tolist() for name, values in columns.items() if values is not None}
+    if stated:
+        sections["constraints"] = stated
+    if problem.inputs:
+        sections["inputs"] = [
+            {**vars(tensor), "consumers": [int(op) for op in tensor.consumers]}
+            for tensor in problem.inputs
+        ]
+    if problem.input_ops is not None:
+        sections["input_ops"] = [int(op) for op in np.flatnonzero(problem.input_ops)]
+    return sections
 
 
 def problem_from_json(text: str, path: str, num_devices: int | None) -> PlacementProblem:
@@ -71,11 +93,14 @@ def problem_from_json(text: str, path: str, num_devices: int | None) -> Placemen
             "release reads"
         )
     with _located(path):
-        _no_other_keys(document, ("format", "version", "graph", "topology", "cost_model"), "file")
+        _no_other_keys(document, ("format", "version", *_SECTIONS, *_OPTIONAL_SECTIONS), "file")
         problem = PlacementProblem(
             _graph(_mapping(document, "graph", "file")),
             _topology(_mapping(document, "topology", "file")),
             _cost_model(_mapping(document, "cost_model", "file")),
+            **_constraints(document),
+            inputs=tuple(_records(document, "inputs", InputTensor, {}, "file")),
+            input_ops=_input_ops(document),
         )
     if num_devices is not None and num_devices != problem.num_devices:
         raise FileFormatError(
@@ -106,12 +131,34 @@ def _graph(data: dict[str, Any]) -> DataflowGraph:
     )
 
 
+def _constraints(document: dict[str, Any]) -> dict[str, Any]:
+    if "constraints" not in document:
+        return {}
+    data = _mapping(document, "constraints", "file")
+    _no_other_keys(data, ("pinned", "colocation"), "constraints")
+    return {name: _column(data[name], int, f"constraints, {name}") for name in data}
+
+
+def _input_ops(document: dict[str, Any]) -> np.ndarray | None:
+    if "input_ops" not in document:
+        return None
+    num_ops = _get(_mapping(document, "graph", "file"), "num_ops", "graph", int)
+    mask = np.zeros(num_ops, bool)
+    for entry, op in enumerate(_column(document["input_ops"], int, "input_ops")):
+        if not 0 <= op < num_ops:
+            raise FileFormatError(
+                f"input_ops, entry {entry}: op {op}, ops are numbered 0 to {num_ops - 1}"
+            )
+        mask[op] = True
+    return mask
+
+
 def _topology(data: dict[str, Any]) -> Topology:
     _no_other_keys(data, ("name", "devices", "hosts", "links"), "topology")
     return Topology(
         name=_get(data, "name", "topology", str),
-        devices=tuple(_records(data, "devices", Device, {})),
-        links=tuple(_records(data, "links", Link, {"bandwidth": float("inf")})),
+        devices=tuple(_records(data, "devices", Device, {}, "topology")),
+        links=tuple(_records(data, "links", Link, {"bandwidth": float("inf")}, "topology")),
         hosts=tuple(data.get("hosts", ())),
     )
 
@@ -139,15 +186,18 @@ def _cost_model(data: dict[str, Any]) -> CostModel:
 
 
 def _records(
-    data: dict[str, Any], key: str, build: Callable[..., Any], defaults: dict[str, Any]
+    data: dict[str, Any], key: str, build: Callable[..., Any], defaults: dict[str, Any], where: str
 ) -> Iterator[Any]:
-    for index, record in enumerate(_get(data, key, "topology", list)):
+    """Builds an object per entry of a list; "inputs" may be left out."""
+    if key == "inputs" and key not in data:
+        return
+    for index, record in enumerate(_get(data, key, where, list)):
         if not isinstance(record, dict):
-            raise FileFormatError(f"topology, {key}[{index}]: an object expected")
+            raise FileFormatError(f"{where}, {key}[{index}]: an object expected")
         try:
             yield build(**{**defaults, **record})
         except TypeError as error:
-            raise FileFormatError(f"topology, {key}[{index}]: {error}") from error
+            raise FileFormatError(f"{where}, {key}[{index}]: {error}") from error
 
 
 def _column(values: object, kind: type, where: str) -> list[Any]:

@@ -159,6 +159,51 @@ BAD_JSON: dict[str, tuple[Callable[[dict[str, Any]], None], list[str]]] = {
     "no way back": (edit("topology", "links", 1, drop=True), ["no route"]),
     "bus is a number": (edit("topology", "links", 0, "bus", to=3), ["link 0 -> 1, bus: 3"]),
     "bus without a name": (edit("topology", "links", 0, "bus", to=""), ["link 0 -> 1, bus: ''"]),
+    "pin is text": (edit("constraints", to={"pinned": ["0", 1]}), ["constraints, pinned", "'0'"]),
+    "pins too short": (edit("constraints", to={"pinned": [0]}), ["pinned", "shape (1,)"]),
+    "pins are no list": (edit("constraints", to={"pinned": 1}), ["constraints, pinned"]),
+    "pin to nowhere": (edit("constraints", to={"pinned": [0, 2]}), ["pinned, op 1", "device 2"]),
+    "pin below -1": (edit("constraints", to={"pinned": [-2, 0]}), ["pinned, op 0", "device -2"]),
+    "group below -1": (edit("constraints", to={"colocation": [-2, 0]}), ["colocation, op 0"]),
+    "contradicting pins": (
+        edit("constraints", to={"pinned": [0, 1], "colocation": [3, 3]}),
+        ["colocation group 3: op 0 is pinned to device 0, op 1 to device 1"],
+    ),
+    "constraint unknown": (edit("constraints", to={"near": []}), ["unknown field 'near'"]),
+    "constraints a list": (edit("constraints", to=[]), ["file, constraints"]),
+    "inputs no list": (edit("inputs", to={}), ["file, inputs"]),
+    "input no object": (edit("inputs", to=[3]), ["inputs[0]: an object"]),
+    "input without size": (edit("inputs", to=[{"name": "x", "consumers": [0]}]), ["inputs[0]"]),
+    "input field unknown": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": [0], "colour": 1}]),
+        ["inputs[0]", "colour"],
+    ),
+    "input without consumers": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": []}]),
+        ["input 'x', consumers"],
+    ),
+    "input of no op": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": [2]}]),
+        ["input 'x', consumers: 2"],
+    ),
+    "input nowhere": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": [0], "location": 2}]),
+        ["input 'x', location: device 2"],
+    ),
+    "input somewhere": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": [0], "location": "here"}]),
+        ["input 'x', location: 'here'", "first_consumer"],
+    ),
+    "input of negative size": (
+        edit("inputs", to=[{"name": "x", "size": -1, "consumers": [0]}]),
+        ["input 'x', size: -1"],
+    ),
+    "two inputs of a name": (
+        edit("inputs", to=[{"name": "x", "size": 1, "consumers": [0]}] * 2),
+        ["two inputs are called 'x'"],
+    ),
+    "input op that is none": (edit("input_ops", to=[5]), ["input_ops, entry 0: op 5"]),
+    "input op that takes time": (edit("input_ops", to=[0]), ["input_ops, op 0", "takes no time"]),
     "negative bandwidth": (edit("topology", "links", 0, "bandwidth", to=-1), ["bandwidth"]),
 }
 

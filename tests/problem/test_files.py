@@ -21,6 +21,7 @@ from doppler import (
 )
 from doppler.errors import DopplerError, FileFormatError, InvalidPlacementError, InvalidProblemError
 from doppler.files import write_text_atomically
+from doppler.problem import InputTensor
 
 
 @pytest.fixture
@@ -54,7 +55,18 @@ def problem() -> PlacementProblem:
         link_seconds_per_unit=np.full(4, 1e-3),
         source="by hand",
     )
-    return PlacementProblem(graph, topology, costs)
+    return PlacementProblem(
+        graph,
+        topology,
+        costs,
+        pinned=[-1, 1, -1],
+        colocation=[4, -1, 4],
+        inputs=(
+            InputTensor("w", 8.0, (0, 2)),
+            InputTensor("x", 16, (1,), 0),
+            InputTensor("y", 0.0, (1, 2), "first_consumer"),
+        ),
+    )
 
 
 def test_json_round_trip(problem: PlacementProblem, tmp_path: Path) -> None:
@@ -65,9 +77,36 @@ def test_json_round_trip(problem: PlacementProblem, tmp_path: Path) -> None:
     for name in ("flops", "output_bytes", "meta_op", "edges", "topological_order"):
         assert np.array_equal(getattr(again.graph, name), getattr(problem.graph, name))
     assert again.topology == problem.topology
+    assert again.inputs == problem.inputs
+    assert again.input_ops is None
+    for name in ("pinned", "colocation"):
+        assert np.array_equal(getattr(again, name), getattr(problem, name))
     for name in ("op_seconds", "transfer_volume", "link_latency", "link_seconds_per_unit"):
         found, expected = getattr(again.cost_model, name), getattr(problem.cost_model, name)
         assert np.array_equal(found, expected)
+
+
+def test_explicit_inputs_survive_the_round_trip(problem: PlacementProblem, tmp_path: Path) -> None:
+    explicit = problem.with_explicit_inputs()
+    save_problem(explicit, tmp_path / "p.json")
+    again = load_problem(tmp_path / "p.json")
+    assert again.is_input_op.tolist() == [False, False, False, True, True]
+    assert again.inputs == explicit.inputs == problem.inputs[:1]
+    assert np.array_equal(again.graph.edges, explicit.graph.edges)
+    assert again.graph.op_names == explicit.graph.op_names
+    for name in ("pinned", "colocation"):
+        assert np.array_equal(getattr(again, name), getattr(explicit, name))
+
+
+def test_files_without_the_optional_sections(problem: PlacementProblem, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_problem(PlacementProblem(problem.graph, problem.topology, problem.cost_model), path)
+    document = json.loads(path.read_text())
+    assert document["version"] == 1
+    assert set(document) == {"format", "version", "graph", "topology", "cost_model"}
+    again = load_problem(path)
+    assert not again.constrained
+    assert again.inputs == () and again.with_explicit_inputs() is again
 
 
 def test_route_through_the_host_by_hand(problem: PlacementProblem) -> None:
@@ -103,10 +142,10 @@ def test_published_sizes(shared_data: Path) -> None:
 
 
 def test_placement_round_trip(problem: PlacementProblem, tmp_path: Path) -> None:
-    placement = Placement([0, 1, 1], [2, 0, 1], {"scheduler": "by hand", "seconds": 0.5})
+    placement = Placement([0, 1, 0], [2, 0, 1], {"scheduler": "by hand", "seconds": 0.5})
     placement.save(tmp_path / "placement.json", problem)
     again = Placement.load(tmp_path / "placement.json", problem)
-    assert again.devices.tolist() == [0, 1, 1]
+    assert again.devices.tolist() == [0, 1, 0]
     assert again.order is not None
     assert again.order.tolist() == [2, 0, 1]
     assert again.info == placement.info
@@ -116,6 +155,8 @@ def test_placement_round_trip(problem: PlacementProblem, tmp_path: Path) -> None
     ("field", "value", "error", "message"),
     [
         ("placement", [0, 1], InvalidPlacementError, "expected (3,)"),
+        ("placement", [0, 0, 0], InvalidPlacementError, "op 1: device 0, but it is pinned to"),
+        ("placement", [0, 1, 1], InvalidPlacementError, "op 2: device 1, but the ops of its coloc"),
         ("placement", [0, 1, 2], InvalidPlacementError, "op 2: device 2"),
         ("placement", [0, 1, -1], InvalidPlacementError, "op 2: device -1"),
         ("placement", [0, 0.5, 1], InvalidPlacementError, "whole numbers"),
@@ -138,7 +179,7 @@ def test_bad_placement_files(
     message: str,
 ) -> None:
     path = tmp_path / "placement.json"
-    Placement([0, 1, 1], [2, 0, 1]).save(path, problem)
+    Placement([1, 1, 1], [2, 0, 1]).save(path, problem)
     document = json.loads(path.read_text())
     document[field] = value
     path.write_text(json.dumps(document))
