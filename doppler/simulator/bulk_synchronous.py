@@ -3,7 +3,8 @@
 The ops of one depth (most edges on a path from an entry) run, each device its own by priority; when
 the last of them is done, every tensor that they made goes once to every other device that consumes
 it, under the network model; when the last transfer is done, the next level starts. All ops of a
-level become eligible at once, so that under `fifo` the lower id goes first.
+level become eligible at once, so that under `fifo` the lower id goes first. Inputs with a place of
+their own belong to the first level and are exchanged with its outputs.
 
 The entries have the signatures of those in `kernel` and share its scratch space.
 """
@@ -58,8 +59,17 @@ def simulate_levels(
     for transfer in range(x.counts[0]):
         x.consumers[transfer] = -1
     time = 0.0
+    inputs = len(tables.input_ops)
+    for i in range(inputs):
+        op = tables.input_ops[i]
+        w.start[op] = 0.0
+        w.finish[op] = 0.0
+        done[i] = op
+        if memory:
+            allocate_output(tables, x, op, devices[op])
     while True:
-        time, count = run_level(tables, devices, op_factor, memory, time, w, x, done)
+        time, count = run_level(tables, devices, op_factor, memory, time, w, x, done, inputs)
+        inputs = 0
         if count == 0:
             return time
         time = exchange(tables, devices, transfer_factor, memory, time, w, x, done, count)
@@ -77,14 +87,14 @@ def run_level(
     w: Scratch,
     x: TransferScratch,
     done: np.ndarray,
+    count: int,
 ) -> tuple[float, int]:
-    """Runs the ops that wait; lists them in `done`.
+    """Runs the ops that wait; lists them in `done` behind the `count` that are there.
 
     Returns:
         When the last is done [s], infinity over capacity; and how many there were, then 0.
     """
     num_devices = len(tables.slots)
-    count = 0
     while True:
         following = np.inf
         for device in range(num_devices):

@@ -27,6 +27,7 @@ from doppler.simulator.tables import (
 from doppler.simulator.transfers import (
     allocate_output,
     arrive,
+    deliver_inputs,
     finish_hop,
     number_transfers,
     over_capacity,
@@ -59,6 +60,7 @@ def simulate_queued(
     number_transfers(tables, devices, w, x)
     if memory:
         reset_memory(tables, devices, x)
+    deliver_inputs(tables, devices, memory, w, x)
     time = 0.0
     while True:
         following = np.inf

@@ -64,6 +64,8 @@ def prepare(
     elif len(rank):
         for op in range(n):
             w.key[op] = rank[op]
+    for i in range(len(tables.input_ops)):
+        w.missing[tables.input_ops[i]] = -1  # never waits for a device
     for op in range(n):
         if w.missing[op] == 0:
             device = devices[op]

@@ -46,6 +46,7 @@ class OracleSimulator:
             raise ConfigurationError(
                 f"network {network!r}, choose {choose!r} or execution {execution!r} is unknown"
             )
+        problem.check_explicit()
         self.problem = problem
         self.network = network
         self.choose = choose
@@ -140,8 +141,12 @@ class _Run:
             self._plan_output(op)
 
     def schedule(self) -> Schedule:
-        for op, missing in enumerate(self.inputs_missing):
-            if missing == 0:
+        for op, missing in enumerate(list(self.inputs_missing)):
+            if self.problem.is_input_op[op]:
+                self.start[op] = self.finish[op] = 0.0
+                self.resident.add((op, self.devices[op]))
+                self._hand_over(op)
+            elif missing == 0:
                 self._op_is_ready(op)
         self._request_dispatch()
         self.env.run()

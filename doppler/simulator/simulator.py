@@ -45,6 +45,7 @@ class Simulator:
         execution: one of `EXECUTIONS`; see `doppler.simulator.bulk_synchronous`.
 
     Raises:
+        InvalidProblemError: inputs that are no ops yet (`PlacementProblem.with_explicit_inputs`).
         ConfigurationError: an unknown network, rule or execution, or a wrong noise or thread count.
     """
 
@@ -58,7 +59,9 @@ class Simulator:
         num_threads: int | None = None,
         execution: str = "work_conserving",
     ) -> None:
+        problem.check_explicit()
         self._tables: Tables = make_tables(problem, network)
+        self._constrained = problem.constrained
         self.problem = problem
         self.network = network
         self.choose = choose
@@ -172,7 +175,7 @@ class Simulator:
         if isinstance(devices, Placement):
             order = devices.order if order is None else order
             devices = devices.devices
-        if not self._well_formed(devices):
+        if self._constrained or not self._well_formed(devices):
             devices = self.problem.check_placement(devices)
         if self.choose != "given":
             return devices, _NO_ORDER
@@ -200,6 +203,10 @@ class Simulator:
                 orders = [placement.order for placement in placements]
             placements = [placement.devices for placement in placements]
         devices = self._batch_ints(placements, "placements")
+        if self._constrained:
+            broken = self.problem.constraints.first_violation(devices)
+            if broken is not None:
+                self._refuse(BAD_PLACEMENT, devices[broken[0]], _NO_ORDER, f"row {broken[0]}")
         if self.choose != "given":
             return devices, np.empty((len(devices), 0), np.int64)
         if orders is None and len(devices):

@@ -27,6 +27,7 @@ class Tables(NamedTuple):
         slots: # (num_devices,)
         output_bytes: # (num_ops,) [B], or empty where unknown
         capacity: # (num_devices,) [B]
+        input_ops: ops that stand for tensors present from time 0
     """
 
     succ_ptr: np.ndarray
@@ -48,6 +49,7 @@ class Tables(NamedTuple):
     slots: np.ndarray
     output_bytes: np.ndarray
     capacity: np.ndarray
+    input_ops: np.ndarray
 
 
 class Scratch(NamedTuple):
@@ -186,6 +188,7 @@ def make_tables(problem: PlacementProblem, network: str) -> Tables:
         slots=np.array(topology.compute_slots),
         output_bytes=np.array(known_bytes),
         capacity=np.array(topology.memory_bytes),
+        input_ops=np.flatnonzero(problem.is_input_op).astype(np.int32),
     )
 
 

@@ -225,6 +225,24 @@ def allocate_output(tables: Tables, x: TransferScratch, op: int, device: int) ->
 
 
 @inlined
+def deliver_inputs(
+    tables: Tables, devices: np.ndarray, memory: bool, w: Scratch, x: TransferScratch
+) -> None:
+    """Inputs are there at time 0: consumers on their device have them, transfers may start."""
+    for i in range(len(tables.input_ops)):
+        op = tables.input_ops[i]
+        w.start[op] = 0.0
+        w.finish[op] = 0.0
+        if memory:
+            allocate_output(tables, x, op, devices[op])
+        for edge in range(tables.succ_ptr[op], tables.succ_ptr[op + 1]):
+            if devices[tables.succ_ops[edge]] == devices[op]:
+                arrive(tables, devices, w, edge, 0.0)
+        for transfer in range(x.first[op], x.first[op + 1]):
+            queue_hop(x, transfer, 0.0, len(w.key) == 0)
+
+
+@inlined
 def release_home(tables: Tables, devices: np.ndarray, x: TransferScratch, op: int) -> None:
     """One consumer or transfer less needs the output of `op` on its own device."""
     x.home_uses[op] -= 1

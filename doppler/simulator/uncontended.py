@@ -34,6 +34,11 @@ def simulate_free(
     now = 1  # the round of this instant
     from_device = 0
     to_device = num_devices
+    for i in range(len(tables.input_ops)):
+        op = tables.input_ops[i]
+        delayed = deliver(
+            tables, devices, transfer_factor, w, op, devices[U(op)], 0.0, now, delayed
+        )
     while True:
         for device in range(from_device, to_device):
             start_ops(tables, w, device, time, op_factor)

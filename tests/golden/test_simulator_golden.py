@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from doppler import CostModel, DataflowGraph, Device, Link, PlacementProblem, Topology
-from doppler.errors import CapacityError
+from doppler.errors import CapacityError, InvalidPlacementError, InvalidProblemError
+from doppler.problem import InputTensor
 from doppler.schedule import validate_schedule
 from doppler.simulator import CHOOSE_RULES, NETWORKS, Simulator
 from doppler.simulator.oracle import OracleSimulator
@@ -174,6 +175,148 @@ def two_buses(buses):
 )
 def test_every_bus_carries_one_transfer_at_a_time(buses, starts, makespan):
     check(two_buses(buses), [0, 1, 1, 0], starts, makespan, network="shared_bus")
+
+
+# --- inputs and constraints ----------------------------------------------------------------------
+
+
+def with_inputs(*inputs, **options):
+    """
+    0:d0(2)      1:d1(1) --(1)--> 3:d0(1)
+    2:d1(1)
+
+    The inputs are drawn in each case.
+    """
+    problem = make_problem([2, 1, 1, 1], [(1, 3)], [0, 1, 0, 0], **options)
+    return replace(problem, inputs=inputs).with_explicit_inputs()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("choose", ["fifo", "b_level"])
+def test_an_input_on_a_device_moves_once_to_every_other_reader(network, choose):
+    """Input x, 3 s to move, lies on d0 for ops 0, 1 and 2.
+
+    Op 0 has it at once: [0, 2]. One transfer [0, 3] serves op 1 [3, 4] and op 2 [4, 5]. Tensor 1
+    [4, 5], op 3 [5, 6]. On a bus both transfers are apart anyway.
+    """
+    problem = with_inputs(InputTensor("x", 3.0, (0, 1, 2), 0))
+    assert problem.num_ops == 5
+    check(problem, [0, 1, 1, 0, 0], [0, 3, 4, 5, 0], 6.0, network=network, choose=choose)
+
+
+@pytest.mark.parametrize(
+    ("network", "starts", "makespan"),
+    [
+        # x and y both [0, 3] and [0, 1]; op 1 [3, 4], op 2 [1, 2]; tensor 1 [4, 5]; op 3 [5, 6]
+        ("contention_free", [0, 3, 1, 5, 0, 0], 6.0),
+        # link d0->d1: y is as urgent as op 2, x as op 1, whose b-level is larger: x [0, 3],
+        # y [3, 4]; op 1 [3, 4], op 2 [4, 5]
+        ("serial_links", [0, 3, 4, 5, 0, 0], 6.0),
+        ("one_port", [0, 3, 4, 5, 0, 0], 6.0),
+        # tensor 1 waits for the bus as well, at no cost: x [0, 3], y [3, 4], tensor 1 [4, 5]
+        ("shared_bus", [0, 3, 4, 5, 0, 0], 6.0),
+    ],
+)
+def test_the_more_urgent_input_moves_first(network, starts, makespan):
+    """y, 1 s to move, is declared first, for op 2; x, 3 s to move, for op 1; both on d0.
+
+    Neither takes a compute slot or a turn, so that op 0 starts at 0 on the same device.
+    """
+    problem = with_inputs(InputTensor("y", 1.0, (2,), 0), InputTensor("x", 3.0, (1,), 0))
+    check(problem, [0, 1, 1, 0, 0, 0], starts, makespan, network=network, choose="b_level")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_an_input_follows_its_first_consumer(network):
+    """Input x, 3 s to move, for ops 3 and 2: by level op 2 comes first, so x is on d1.
+
+    Op 2 needs no transfer: fifo runs op 1 [0, 1], op 2 [1, 2]. x reaches d0 at 3 and tensor 1 by
+    then, at 2 or after x at 4: op 3 starts at 3 without contention, else at 4.
+    """
+    problem = with_inputs(InputTensor("x", 3.0, (3, 2), "first_consumer"))
+    begin = 3.0 if network == "contention_free" else 4.0
+    devices = problem.conform([0, 1, 1, 0, 0])
+    assert devices.tolist() == [0, 1, 1, 0, 1]
+    check(problem, devices, [0, 0, 1, begin, 0], begin + 1, network=network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_replicated_inputs_cost_nothing(network):
+    problem = with_inputs(InputTensor("w", 100.0, (0, 1, 2, 3)))
+    check(problem, [0, 1, 1, 0], [0, 0, 1, 2], 3.0, network=network)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_inputs_belong_to_the_first_level(network):
+    """x, 3 s to move, lies on d0 for op 1: exchanged when level 0 (ops 0 and 2) is done, at 2.
+
+    Op 1 [5, 6] is level 1, tensor 1 [6, 7], op 3 [7, 8].
+    """
+    problem = with_inputs(InputTensor("x", 3.0, (1,), 0))
+    check(
+        problem, [0, 1, 1, 0, 0], [0, 5, 0, 7, 0], 8.0, network=network,
+        execution="bulk_synchronous",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("simulator_type", SIMULATORS)
+def test_inputs_take_memory_until_their_last_use(simulator_type, network):
+    """x, 8 B and 1 s to move, lies on d0 for op 0 (4 B out) and op 2 (2 B out) on d1.
+
+    d0: 8 + 4 B from 0, and tensor 1 on its way in [1, 2]: 13 B. d1: op 1 (1 B out) and x from 0:
+    9 B; op 2 [1, 2] beside tensor 1, which is being sent: 8 + 2 + 1 B. Op 3 [2, 3].
+    """
+    problem = replace(
+        make_problem(
+            [2, 1, 1, 1], [(1, 3)], [0, 8, 0, 0], output_bytes=[4, 1, 2, 1], rate=[1 / 8] * 2
+        ),
+        inputs=(InputTensor("x", 8.0, (0, 2), 0),),
+    ).with_explicit_inputs()
+    schedule = simulator_type(problem, network).run([0, 1, 1, 0, 0])
+    assert schedule.start.tolist() == [0.0, 0.0, 1.0, 2.0, 0.0]
+    assert schedule.peak_bytes.tolist() == [13.0, 11.0]
+
+
+@pytest.mark.parametrize("simulator_type", SIMULATORS)
+def test_inputs_without_ops_are_refused(simulator_type):
+    problem = make_problem([2, 1, 1, 1], [(1, 3)], [0, 1, 0, 0])
+    with pytest.raises(InvalidProblemError, match="with_explicit_inputs"):
+        simulator_type(replace(problem, inputs=(InputTensor("x", 3.0, (0,), 0),)))
+
+
+def pinned_case():
+    """
+    0:d0(1) --> 1:d1(2) --> 2:d0(1)      op 1 is pinned to d1, ops 0 and 2 go together;
+                                         transfers take 1 s: op 1 [2, 4], op 2 [5, 6]
+    """
+    problem = make_problem([1, 2, 1], [(0, 1), (1, 2)], [1, 1, 1])
+    return replace(problem, pinned=[-1, 1, -1], colocation=[6, -1, 6])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_placements_that_keep_pins_and_groups_run(network):
+    problem = pinned_case()
+    check(problem, [0, 1, 0], [0.0, 2.0, 5.0], 6.0, network=network)
+    check(problem, [1, 1, 1], [0.0, 1.0, 3.0], 4.0, network=network)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([0, 0, 0], "op 1: device 0, but it is pinned to device 1"),
+        ([0, 1, 1], "op 2: device 1, but the ops of its colocation group 6 are on device 0"),
+        ([0, 1, 2], "op 2: device 2, devices are numbered 0 to 1"),
+    ],
+)
+def test_placements_that_break_them_are_refused(devices, message):
+    for simulator_type in SIMULATORS:
+        for call in (simulator_type(pinned_case()).run, simulator_type(pinned_case()).makespan):
+            for given in (devices, np.array(devices)):
+                with pytest.raises(InvalidPlacementError, match=message):
+                    call(given)
+    with pytest.raises(InvalidPlacementError, match="row 1: .*" + message):
+        Simulator(pinned_case()).makespans([[0, 1, 0], devices])
 
 
 # --- choose-task rules ---------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from doppler import CostModel, DataflowGraph, Device, Link, PlacementProblem, Topology
+from doppler.problem import InputTensor
 from doppler.simulator import LognormalNoise, NoiseModel
 
 SECONDS = [0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0]
@@ -50,8 +51,13 @@ def links(draw: st.DrawFn, pairs: list[tuple[int, int]]) -> tuple[Link, ...]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_ops: int = 12, capacities: bool = False) -> Case:
+def cases(
+    draw: st.DrawFn, max_ops: int = 12, capacities: bool = False, constraints: bool = True
+) -> Case:
     """Random DAGs with shuffled ids; heterogeneous devices and links; bytes known or not.
+
+    Half of them have pins, groups and inputs with places of their own, unless `constraints` is
+    False.
 
     Structure is drawn by hypothesis, amounts and edges from a generator whose seed it draws: one
     by one they would take longer to draw than to simulate.
@@ -78,9 +84,32 @@ def cases(draw: st.DrawFn, max_ops: int = 12, capacities: bool = False) -> Case:
         link_seconds_per_unit=rng.choice(SECONDS, num_links),
         source="hypothesis",
     )
+    problem = PlacementProblem(graph, topology, costs)
+    if constraints and draw(st.booleans()):
+        problem = constrained(problem, rng)
     return Case(
-        problem=PlacementProblem(graph, topology, costs),
-        devices=rng.integers(0, num_devices, num_ops),
-        order=rng.permutation(num_ops),
+        problem=problem,
+        devices=problem.conform(rng.integers(0, num_devices, problem.num_ops)),
+        order=rng.permutation(problem.num_ops),
         noise=noise,
     )
+
+
+def constrained(problem: PlacementProblem, rng: np.random.Generator) -> PlacementProblem:
+    """The problem with a few pins, groups and inputs, the latter as ops."""
+    num_ops, num_devices = problem.num_ops, problem.num_devices
+    colocation = np.where(rng.random(num_ops) < 0.4, rng.integers(0, 3, num_ops), -1)
+    pinned = np.where(rng.random(num_ops) < 0.2, rng.integers(0, num_devices, num_ops), -1)
+    pinned[colocation >= 0] = -1
+    places = ["first_consumer", "replicated", *range(num_devices)]
+    inputs = tuple(
+        InputTensor(
+            name=f"x{i}",
+            size=float(rng.choice([0.0, 1.0, 3.0])),
+            consumers=tuple(rng.permutation(num_ops)[: rng.integers(1, num_ops + 1)].tolist()),
+            location=places[rng.integers(len(places))],
+        )
+        for i in range(rng.integers(0, 4))
+    )
+    stated = replace(problem, pinned=pinned, colocation=colocation, inputs=inputs)
+    return stated.with_explicit_inputs()
