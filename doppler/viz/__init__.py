@@ -1,7 +1,8 @@
 """Pictures of schedules and of training, trace files; matplotlib is imported on first use."""
 
+from doppler.viz.bars import plot_bars
 from doppler.viz.gantt import plot_gantt
 from doppler.viz.learning_curve import plot_learning_curve, read_metrics
 from doppler.viz.perfetto import write_trace
 
-__all__ = ["plot_gantt", "plot_learning_curve", "read_metrics", "write_trace"]
+__all__ = ["plot_bars", "plot_gantt", "plot_learning_curve", "read_metrics", "write_trace"]
