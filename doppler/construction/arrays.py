@@ -30,6 +30,9 @@ class ProblemArrays(NamedTuple):
     channel_ptr: np.ndarray  # (L + 1,) rows of channels
     channels: np.ndarray  # what a hop over each link occupies; see schedule.networks
     arrival_ptr: np.ndarray  # (N + 1,) rows of StateArrays.arrival_*
+    block: np.ndarray  # (N,) pinned and colocated ops share a block's device; -1: free
+    block_device: np.ndarray  # (number of blocks,) where each is pinned, or -1
+    is_input: np.ndarray  # (N,) bool: there from time 0, without duration or slot
 
 
 class StateArrays(NamedTuple):
@@ -51,6 +54,7 @@ class StateArrays(NamedTuple):
     device_free: np.ndarray  # (B, D) [s] its first free slot
     compute_placed: np.ndarray  # (B, D) [s]
     channel_free: np.ndarray  # (B, number of channels) [s]
+    block_device: np.ndarray  # (B, number of blocks) -1 where still open
     arrival_device: np.ndarray  # (B, M) -1 where the entry is unused
     arrival_time: np.ndarray  # (B, M) [s]
     sorted_preds: np.ndarray  # (max in-degree,) scratch
@@ -86,6 +90,9 @@ def make_problem_arrays(problem: PlacementProblem, network: str) -> ProblemArray
         channel_ptr=_offsets([len(row) for row in channels]),
         channels=np.array([channel for row in channels for channel in row], np.int64),
         arrival_ptr=_offsets(fan_out if contended else 0 * fan_out),
+        block=_copy(problem.constraints.block),
+        block_device=_copy(problem.constraints.block_device),
+        is_input=_copy(problem.is_input_op, np.bool_),
     )
 
 
@@ -109,6 +116,7 @@ def make_state_arrays(problem: PlacementProblem, p: ProblemArrays, batch_size: i
         device_free=np.empty((batch_size, d)),
         compute_placed=np.empty((batch_size, d)),
         channel_free=np.empty((batch_size, int(p.channels.max(initial=-1)) + 1)),
+        block_device=np.empty((batch_size, len(p.block_device)), np.int64),
         arrival_device=np.empty((batch_size, entries), np.int32),
         arrival_time=np.empty((batch_size, entries)),
         sorted_preds=np.empty(in_degree, np.int64),

@@ -21,6 +21,9 @@ class Construction:
     `serial_links` it goes hop by hop and waits for each directed link; under `one_port`, for the
     sending and the receiving port at the hop's ends; under `shared_bus`, for the link's bus.
 
+    Pinned ops may go on their device only, ops of a colocation group where the first of them that
+    was placed went. An op that stands for an input starts at 0, on whichever device.
+
     It is an estimate: an executor chooses among *ready* ops, so its order may differ.
 
     A step costs O(inputs + consumers of the op), a row of `earliest_starts` O(inputs * D).
@@ -45,6 +48,7 @@ class Construction:
 
     Raises:
         ConfigurationError: an unknown network, or a batch size below 1.
+        InvalidProblemError: inputs that are no ops yet (`PlacementProblem.with_explicit_inputs`).
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Construction:
     ) -> None:
         if batch_size < 1:
             raise ConfigurationError(f"construction, batch_size: {batch_size} is not at least 1")
+        problem.check_explicit()
         self.problem = problem
         self.network = network
         self.batch_size = int(batch_size)
@@ -95,8 +100,8 @@ class Construction:
             devices: # (B,)
 
         Raises:
-            InvalidPlacementError: an op that is no candidate or a device that does not exist; the
-                message names episode and op.
+            InvalidPlacementError: an op that is no candidate, or a device that does not exist or
+                that a pin or a group forbids; the message names episode and op.
         """
         chosen = self._indices(ops, "ops")
         targets = self._indices(devices, "devices")
@@ -124,7 +129,37 @@ class Construction:
                 f"op {op}: device {device} does not exist, devices are numbered 0 to "
                 f"{num_devices - 1}"
             )
+        required = self._required_devices(np.array([episode]), np.array([op]))[0]
+        if required >= 0 and required != device:
+            reason = self.problem.constraints.reason(op, int(required))
+            return f"op {op} may not go on device {device}, {reason}"
         return ""
+
+    def allowed_devices(self, ops: np.ndarray) -> np.ndarray:
+        """Devices on which pins and groups allow each episode's op.
+
+        Args:
+            ops: a candidate of each episode, or -1 for a row of False. # (B,)
+
+        Returns:
+            # (B, D) bool
+
+        Raises:
+            InvalidPlacementError: an op that is no candidate.
+        """
+        chosen = self._candidates_of(ops)
+        required = self._required_devices(np.arange(self.batch_size), chosen)[:, None]
+        allowed = (required < 0) | (required == np.arange(self.problem.num_devices))
+        allowed[chosen < 0] = False
+        return allowed
+
+    def legal_pairs(self) -> np.ndarray:
+        """Which op may be placed on which device now. # (B, N, D) bool"""
+        episodes = np.arange(self.batch_size)[:, None]
+        required = self._required_devices(episodes, np.arange(self.problem.num_ops))[:, :, None]
+        allowed = (required < 0) | (required == np.arange(self.problem.num_devices))
+        legal: np.ndarray = allowed & self.candidates[:, :, None]
+        return legal
 
     def earliest_starts(self, ops: np.ndarray) -> np.ndarray:
         """Estimated start of each episode's op on each device: device free, all inputs arrived.
@@ -164,7 +199,7 @@ class Construction:
         return out
 
     def candidate_earliest_starts(self) -> np.ndarray:
-        """Earliest start of each candidate over all devices, infinite elsewhere. # (B, N) [s]"""
+        """Earliest start of each candidate where it may go, infinite elsewhere. # (B, N) [s]"""
         out = np.empty((self.batch_size, self.problem.num_ops))
         kernel.candidate_earliest_starts(self._p, self._s, out)
         return out
@@ -195,6 +230,14 @@ class Construction:
         tie_keys = np.empty(self.problem.num_ops, np.uint64)
         list_scheduling.list_schedule(self._p, self._s, keys, tie_seeds, heap, tie_keys)
 
+    def _required_devices(self, episodes: np.ndarray, ops: np.ndarray) -> np.ndarray:
+        """Where pins and groups want ops, -1 where they leave it open. # as broadcast"""
+        if not self.problem.constrained:
+            return np.full(np.broadcast_shapes(episodes.shape, ops.shape), -1)
+        block = self._p.block[ops]
+        required: np.ndarray = np.where(block >= 0, self._s.block_device[episodes, block], -1)
+        return required
+
     def _indices(self, values: np.ndarray, label: str) -> np.ndarray:
         array = np.asarray(values)
         if array.shape != (self.batch_size,) or array.dtype.kind not in "iu":
@@ -206,7 +249,7 @@ class Construction:
 
     def _candidates_of(self, ops: np.ndarray) -> np.ndarray:
         chosen = self._indices(ops, "ops")
-        episode = kernel.first_illegal(self._p, self._s, chosen, np.zeros_like(chosen))
+        episode = kernel.first_illegal(self._p, self._s, chosen, chosen[:0])
         if episode != kernel.OK:
             raise InvalidPlacementError(
                 f"problem {self.problem.name!r}, construction, episode {episode}: "

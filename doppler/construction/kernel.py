@@ -147,11 +147,26 @@ def _arrivals(
 
 
 @inlined
-def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> None:
-    """Commits one op: its transfers, its times, and the candidates that it makes."""
-    count = _sort_predecessors(p, s, b, op)
-    inputs = _arrivals(p, s, b, device, count, True)
-    seconds = p.op_seconds[op, device]
+def _allowed(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> bool:
+    """Whether pins and groups let `op` go on `device`."""
+    block = p.block[op]
+    if block < 0:
+        return True
+    required = s.block_device[b, block]
+    return required < 0 or required == device
+
+
+@inlined
+def _start_of(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int, count: int) -> float:
+    """Earliest start of an op whose `count` predecessors are in `sorted_preds`."""
+    if p.is_input[op]:
+        return 0.0
+    return max(_arrivals(p, s, b, device, count, False), s.device_free[b, device])
+
+
+@inlined
+def _occupy_slot(s: StateArrays, b: int, device: int, inputs: float, seconds: float) -> float:
+    """Takes the first free slot of a device once the inputs are there; returns the start."""
     slot = 0
     for k in range(1, s.slot_free.shape[2]):
         if s.slot_free[b, device, k] < s.slot_free[b, device, slot]:
@@ -162,6 +177,18 @@ def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> No
     for k in range(1, s.slot_free.shape[2]):
         free = min(free, s.slot_free[b, device, k])
     s.device_free[b, device] = free
+    return start
+
+
+@inlined
+def _place(p: ProblemArrays, s: StateArrays, b: int, op: int, device: int) -> None:
+    """Commits one op: its transfers, its times, and the candidates that it makes."""
+    count = _sort_predecessors(p, s, b, op)
+    inputs = _arrivals(p, s, b, device, count, True)
+    seconds = p.op_seconds[op, device]
+    start = 0.0 if p.is_input[op] else _occupy_slot(s, b, device, inputs, seconds)
+    if p.block[op] >= 0:
+        s.block_device[b, p.block[op]] = device
     s.compute_placed[b, device] += seconds
     s.devices[b, op] = device
     s.start[b, op] = start
@@ -191,6 +218,8 @@ def _reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np
         s.compute_placed[b] = 0.0
         s.channel_free[b] = 0.0
         s.arrival_device[b] = -1
+        for block in range(len(p.block_device)):
+            s.block_device[b, block] = p.block_device[block]
         for op in range(num_ops):
             s.missing[b, op] = p.pred_ptr[op + 1] - p.pred_ptr[op]
             s.candidates[b, op] = s.missing[b, op] == 0
@@ -201,13 +230,18 @@ def _reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np
 
 @compiled
 def _first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
+    """`devices` is empty where only the ops matter."""
     num_ops, num_devices = p.op_seconds.shape
     for b in range(len(ops)):
         if ops[b] == -1:
             continue
         if ops[b] < 0 or ops[b] >= num_ops or not s.candidates[b, ops[b]]:
             return b
+        if len(devices) == 0:
+            continue
         if devices[b] < 0 or devices[b] >= num_devices:
+            return b
+        if not _allowed(p, s, b, ops[b], devices[b]):
             return b
     return OK
 
@@ -227,8 +261,7 @@ def _earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.
             continue
         count = _sort_predecessors(p, s, b, ops[b])
         for device in range(out.shape[1]):
-            inputs = _arrivals(p, s, b, device, count, False)
-            out[b, device] = max(inputs, s.device_free[b, device])
+            out[b, device] = _start_of(p, s, b, ops[b], device, count)
 
 
 @compiled
@@ -246,11 +279,10 @@ def _device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.
             out[b, device, 1] += p.op_seconds[pred, device]
             out[b, device, 3] = max(out[b, device, 3], s.finish[b, pred])
         for device in range(out.shape[1]):
-            inputs = _arrivals(p, s, b, device, count, False)
             out[b, device, 0] = s.compute_placed[b, device]
             if out[b, device, 2] == np.inf:
                 out[b, device, 2] = 0.0
-            out[b, device, 4] = max(inputs, s.device_free[b, device])
+            out[b, device, 4] = _start_of(p, s, b, ops[b], device, count)
 
 
 @compiled
@@ -262,9 +294,10 @@ def _candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray
             if s.candidates[b, op]:
                 count = _sort_predecessors(p, s, b, op)
                 for device in range(num_devices):
-                    if s.device_free[b, device] < best:
-                        inputs = _arrivals(p, s, b, device, count, False)
-                        best = min(best, max(inputs, s.device_free[b, device]))
+                    if s.device_free[b, device] >= best and not p.is_input[op]:
+                        continue
+                    if _allowed(p, s, b, op, device):
+                        best = min(best, _start_of(p, s, b, op, device, count))
             out[b, op] = best
 
 
@@ -278,8 +311,7 @@ def _candidate_device_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) 
                 continue
             count = _sort_predecessors(p, s, b, op)
             for device in range(out.shape[2]):
-                inputs = _arrivals(p, s, b, device, count, False)
-                out[b, op, device] = max(inputs, s.device_free[b, device])
+                out[b, op, device] = _start_of(p, s, b, op, device, count)
 
 
 @entry
@@ -290,7 +322,10 @@ def reset(p: ProblemArrays, s: StateArrays, compute_slots: np.ndarray, mask: np.
 
 @entry
 def first_illegal(p: ProblemArrays, s: StateArrays, ops: np.ndarray, devices: np.ndarray) -> int:
-    """First episode whose (op, device) may not be placed now, or -1. Op -1 leaves an episode be."""
+    """First episode whose (op, device) may not be placed now, or -1; with no devices, whose op.
+
+    Op -1 leaves an episode be.
+    """
     return _first_illegal(p, s, ops, devices)
 
 
@@ -314,7 +349,7 @@ def device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.n
 
 @entry
 def candidate_earliest_starts(p: ProblemArrays, s: StateArrays, out: np.ndarray) -> None:
-    """Fills `out` (B, N) with each candidate's start on its best device, infinite elsewhere."""
+    """Fills `out` (B, N) with each candidate's start where it may go, infinite elsewhere."""
     _candidate_earliest_starts(p, s, out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from doppler.construction.arrays import ProblemArrays, StateArrays
-from doppler.construction.kernel import _arrivals, _place, _sort_predecessors
+from doppler.construction.kernel import _allowed, _place, _sort_predecessors, _start_of
 from doppler.simulator.jit import compiled, entry, inlined
 
 SAME = 1e-12
@@ -67,13 +67,23 @@ def _pop(heap: np.ndarray, size: int, priorities: np.ndarray, keys: np.ndarray) 
 
 @inlined
 def _earliest_device(p: ProblemArrays, s: StateArrays, b: int, op: int, seed: np.uint64) -> int:
-    """The device on which `op` starts first; ties by key, then by id."""
+    """The allowed device on which `op` starts first; ties by key, then by id.
+
+    An input whose group is open could be anywhere, and its group would follow: such inputs are
+    dealt to the devices in turn, or at random.
+    """
+    open_input = p.is_input[op] and s.block_device[b, p.block[op]] < 0
+    if open_input:
+        turn = np.uint64(op) if seed == np.uint64(0) else _tie_key(seed, op, 0)
+        return np.int64(turn % np.uint64(p.op_seconds.shape[1]))  # type: ignore[return-value]
     count = _sort_predecessors(p, s, b, op)
     best, best_start, best_key = -1, np.inf, np.uint64(0)
     for device in range(p.op_seconds.shape[1]):
+        if not _allowed(p, s, b, op, device):
+            continue
         if s.device_free[b, device] > best_start * (1.0 + SAME):
             continue
-        start = max(_arrivals(p, s, b, device, count, False), s.device_free[b, device])
+        start = _start_of(p, s, b, op, device, count)
         key = _tie_key(seed, op, device)
         if start < best_start * (1.0 - SAME) or best < 0:
             best, best_start, best_key = device, start, key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from doppler import CostModel, DataflowGraph, Device, Link, PlacementProblem, Topology
 from doppler.construction import Construction
-from doppler.errors import ConfigurationError, InvalidPlacementError
+from doppler.errors import ConfigurationError, InvalidPlacementError, InvalidProblemError
 from doppler.hardware import fully_connected, make_topology
+from doppler.problem import InputTensor
 from doppler.simulator import NETWORKS
 
 # 0 (2 s, volume 3) --> 2 (4 s, volume 1) --> 4 (1 s)
@@ -362,3 +365,85 @@ def test_list_schedule_ties_are_random_and_repeatable() -> None:
     c.list_schedule(np.ones(6), seeds)
     np.testing.assert_array_equal(c.order, orders)
     np.testing.assert_array_equal(c.devices, devices)
+
+
+def constrained() -> PlacementProblem:
+    """
+    x --(3)--> 1 (2 s) --(1)--> 2 (1 s)      x lies on device 1; ops 0 and 2 share a device;
+    0 (1 s) --(2)--------------/             op 3 (1 s) is pinned to device 2
+    """
+    problem = make_problem([(1, 2), (0, 2)], [1.0, 2.0, 1.0, 1.0], [2.0, 1.0, 0.0, 0.0],
+                           make_topology("ideal", 3))  # fmt: skip
+    return replace(
+        problem,
+        colocation=[0, -1, 0, -1],
+        pinned=[-1, -1, -1, 2],
+        inputs=(InputTensor("x", 3.0, (1,), 1),),
+    ).with_explicit_inputs()
+
+
+def test_pins_and_groups_rule_the_devices() -> None:
+    c = Construction(constrained(), "serial_links", batch_size=2)
+    every, none = [True] * 3, [False] * 3
+    assert c.candidates.tolist() == [[True, False, False, True, True]] * 2  # op 4 is x
+    assert c.allowed_devices(np.array([0, 3])).tolist() == [every, [False, False, True]]
+    assert c.allowed_devices(np.array([4, -1])).tolist() == [[False, True, False], none]
+    c.step(np.array([4, 4]), np.array([1, 1]))
+    assert c.finish[:, 4].tolist() == [0.0, 0.0] and c.device_free.tolist() == [[0.0] * 3] * 2
+    # x is on device 1 at 0 and elsewhere at 3
+    assert c.earliest_starts(np.array([1, 1])).tolist() == [[3.0, 0.0, 3.0]] * 2
+    c.step(np.array([1, 1]), np.array([1, 0]))
+    c.step(np.array([0, 0]), np.array([0, 2]))
+    assert c.allowed_devices(np.array([2, 2])).tolist() == [
+        [True, False, False], [False, False, True]
+    ]  # fmt: skip
+    assert c.legal_pairs()[0].tolist() == [none, none, [True, False, False], [False, False, True],
+                                           none]  # fmt: skip
+    # op 1 finishes on device 1 at 2 and its tensor is on device 0 at 3
+    assert c.candidate_earliest_starts()[0].tolist() == [np.inf, np.inf, 3.0, 0.0, np.inf]
+    with pytest.raises(InvalidPlacementError, match="episode 1: op 2 may not go on device 0, the"):
+        c.step(np.array([2, 2]), np.array([0, 0]))
+    with pytest.raises(InvalidPlacementError, match="op 3 may not go on device 0, it is pinned to"):
+        c.step(np.array([3, 3]), np.array([0, 2]))
+    assert c.num_placed == 3
+    c.step(np.array([2, 2]), np.array([0, 2]))
+    c.step(np.array([3, 3]), np.array([2, 2]))
+    assert c.done
+    c.reset(np.array([True, False]))
+    assert c.allowed_devices(np.array([0, -1])).tolist() == [every, none]
+
+
+def test_inputs_must_be_ops() -> None:
+    problem = replace(two_devices(), inputs=(InputTensor("x", 1.0, (0,), 1),))
+    with pytest.raises(InvalidProblemError, match="with_explicit_inputs"):
+        Construction(problem)
+    free = Construction(two_devices())
+    assert free.allowed_devices(np.array([0])).tolist() == [[True, True]]
+    assert free.legal_pairs()[0].tolist() == [[True] * 2, [True] * 2] + [[False] * 2] * 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), network=st.sampled_from(NETWORKS), ties=st.booleans())
+def test_list_schedules_respect_constraints(seed: int, network: str, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, 3, seed % 2 == 0)
+    n = problem.num_ops
+    colocation = np.where(rng.random(n) < 0.5, rng.integers(0, 3, n), -1)
+    consumers = tuple(rng.permutation(n)[:3].tolist())
+    problem = replace(
+        problem,
+        colocation=colocation,
+        pinned=np.where((rng.random(n) < 0.3) & (colocation < 0), rng.integers(0, 3, n), -1),
+        inputs=(
+            InputTensor("x", 1.0, consumers, 2), InputTensor("y", 1.0, consumers, "first_consumer")
+        ),
+    ).with_explicit_inputs()  # fmt: skip
+    c = Construction(problem, network, batch_size=3)
+    c.list_schedule(rng.random(problem.num_ops), np.arange(1, 4, dtype=np.uint64) * int(ties))
+    assert c.done
+    for b in range(3):
+        problem.check_placement(c.devices[b])
+        again = Construction(problem, network)
+        for op in c.order[b]:
+            again.step(np.array([op]), c.devices[b, [op]])
+        np.testing.assert_array_equal(again.start[0], c.start[b])
