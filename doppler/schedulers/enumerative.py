@@ -36,6 +36,9 @@ class EnumerativeOptimizer(Scheduler):
     uncontended transfer seconds of every input that is not on the device and was not sent there
     for an earlier layer. Among equals, less loaded devices come first.
 
+    Pinned ops and ops whose colocation group has a device are placed first; the rest of the layer
+    is spread as above, a group's ops in it as one.
+
     Two ops of a layer on one device that share an input pay for it twice: with at most one op
     per device the assignment is exact, with more it is the exact optimum of that upper bound.
 
@@ -50,20 +53,72 @@ class EnumerativeOptimizer(Scheduler):
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
     ) -> Proposal:
         graph = problem.graph
-        devices = np.full(problem.num_ops, -1, np.int64)
-        resident = np.zeros((problem.num_ops, problem.num_devices), bool)
-        load = np.zeros(problem.num_devices)
+        state = _Placed(problem)
         order: list[int] = []
         for layer in meta_op_layers(graph):
-            communication = _communication(problem, layer, devices, resident)
-            chosen = balanced_assignment(communication, load)
-            for op, device in zip(layer, chosen):
-                devices[op] = device
-                resident[op, device] = True
-                resident[graph.predecessors(op), device] = True
-                load[device] += problem.cost_model.op_seconds[op, device]
             order.extend(layer)
-        return Proposal(devices, np.array(order))
+            open_ops = [op for op in layer if state.devices[op] < 0 and not problem.is_input_op[op]]
+            for op in layer:
+                if state.devices[op] >= 0:
+                    state.run(op)
+            units = state.units(open_ops)
+            if not units:
+                continue
+            costs = _communication(problem, open_ops, state.devices, state.resident)
+            row = {op: index for index, op in enumerate(open_ops)}
+            communication = np.stack(
+                [costs[[row[op] for op in unit]].sum(axis=0) for unit in units]
+            )
+            for unit, device in zip(units, balanced_assignment(communication, state.load)):
+                for op in unit:
+                    state.place(op, int(device))
+        return Proposal(state.devices, np.array(order))
+
+
+class _Placed:
+    """What is placed so far; an op of a block brings the rest of its block along.
+
+    Attributes:
+        devices: -1 where open. # (num_ops,)
+        resident: whether an op's output is on a device, home or sent. # (num_ops, num_devices)
+        load: work on each device. # (num_devices,) [s]
+    """
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        self._problem = problem
+        self._block = problem.constraints.block
+        self.devices = np.full(problem.num_ops, -1, np.int64)
+        self.resident = np.zeros((problem.num_ops, problem.num_devices), bool)
+        self.load = np.zeros(problem.num_devices)
+        for block, device in enumerate(problem.constraints.block_device):
+            if device >= 0:
+                self._settle(np.flatnonzero(self._block == block), int(device))
+
+    def place(self, op: int, device: int) -> None:
+        """Puts an op, and what must be with it, on a device, and runs the op."""
+        if self.devices[op] < 0:
+            block = self._block[op]
+            self._settle(
+                np.array([op]) if block < 0 else np.flatnonzero(self._block == block), device
+            )
+        self.run(op)
+
+    def run(self, op: int) -> None:
+        """Fetches the inputs of a placed op."""
+        self.resident[self._problem.graph.predecessors(op), self.devices[op]] = True
+
+    def units(self, ops: list[int]) -> list[list[int]]:
+        """Ops that must go together, in order of their first."""
+        together: dict[int, list[int]] = {}
+        for op in ops:
+            block = int(self._block[op])
+            together.setdefault(-1 - op if block < 0 else block, []).append(op)
+        return list(together.values())
+
+    def _settle(self, ops: np.ndarray, device: int) -> None:
+        self.devices[ops] = device
+        self.resident[ops, device] = True
+        self.load[device] += self._problem.cost_model.op_seconds[ops, device].sum()
 
 
 def meta_op_layers(graph: DataflowGraph) -> list[list[int]]:
@@ -125,7 +180,8 @@ def _communication(
             problem.route_latency[sources]
             + volume[preds, None] * problem.route_seconds_per_unit[sources]
         )
-        cost[row] = np.where(resident[preds], 0.0, seconds).sum(axis=0)
+        free = resident[preds] | (sources < 0)[:, None]  # open inputs will follow their consumer
+        cost[row] = np.where(free, 0.0, seconds).sum(axis=0)
     return cost
 
 

@@ -20,6 +20,8 @@ CHUNK = 1024
 class RandomPlacement(Scheduler):
     """Devices drawn uniformly and independently; the best of `samples` placements.
 
+    Pinned ops keep their device, and a colocation group is drawn as one op.
+
     Args:
         samples: how many placements are drawn and simulated.
 
@@ -41,6 +43,7 @@ class RandomPlacement(Scheduler):
         for first in range(0, self.samples, CHUNK):
             count = min(CHUNK, self.samples - first)
             placements = rng.integers(problem.num_devices, size=(count, problem.num_ops))
+            placements = problem.conform(placements)
             makespans = simulator.makespans(placements, np.tile(order, (count, 1)))
             winner = best_of(makespans)
             if best.makespan is None or makespans[winner] < best.makespan:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundRobin(Scheduler):
-    """The i-th op of the topological order (level by level, then by id) goes on device i mod D."""
+    """The i-th op of the topological order (level by level, then by id) goes on device i mod D.
+
+    Pinned ops keep their device, and colocation groups follow their first op.
+    """
 
     name: ClassVar[str] = "round_robin"
 
@@ -26,4 +29,4 @@ class RoundRobin(Scheduler):
         order = np.array(problem.graph.topological_order)
         devices = np.empty(problem.num_ops, np.int64)
         devices[order] = np.arange(problem.num_ops) % problem.num_devices
-        return Proposal(devices, order)
+        return Proposal(problem.conform(devices), order)

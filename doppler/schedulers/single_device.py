@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SingleDevice(Scheduler):
-    """All ops on one device.
+    """All ops on one device, except those that constraints keep elsewhere.
 
     Args:
         device: which one, or None for the fastest in the simulator.
@@ -39,9 +39,9 @@ class SingleDevice(Scheduler):
                     f"scheduler 'single_device', device: {self.device}, but problem "
                     f"{problem.name!r} has devices 0 to {problem.num_devices - 1}"
                 )
-            return Proposal(np.full(problem.num_ops, self.device), order)
+            return Proposal(problem.conform(np.full(problem.num_ops, self.device)), order)
         size = problem.num_devices
-        placements = np.repeat(np.arange(size)[:, None], problem.num_ops, axis=1)
+        placements = problem.conform(np.repeat(np.arange(size)[:, None], problem.num_ops, axis=1))
         makespans = simulator.makespans(placements, np.tile(order, (size, 1)))
         best = best_of(makespans)
         return Proposal(placements[best], order, size, float(makespans[best]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from doppler.errors import (
     UnknownQuantityError,
 )
 from doppler.hardware import make_topology
+from doppler.problem import InputTensor
 from doppler.schedulers import (
     SCHEDULERS,
     CriticalPath,
@@ -281,3 +283,54 @@ def test_wrong_options_are_refused(name: str, options: dict, message: str) -> No
 def test_episodes_refuse_an_unknown_tie_rule() -> None:
     with pytest.raises(ConfigurationError, match="ties"):
         critical_path_episodes(sharded(), 1, "serial_links", rng(), ties="coin")
+
+
+def constrained() -> PlacementProblem:
+    """`sharded` with op 1 pinned to device 0, ops 0 and 4 together, and two placed inputs."""
+    return replace(
+        sharded(),
+        pinned=[-1, 0, -1, -1, -1],
+        colocation=[8, -1, -1, -1, 8],
+        inputs=(
+            InputTensor("x", 2.0, (0, 1), 1), InputTensor("y", 1.0, (3, 4), "first_consumer")
+        ),
+    ).with_explicit_inputs()  # fmt: skip
+
+
+@pytest.mark.parametrize("choose", ["fifo", "given"])
+@pytest.mark.parametrize("name", sorted(SCHEDULERS))
+def test_every_scheduler_respects_constraints(name: str, choose: str) -> None:
+    problem = constrained()
+    simulator = Simulator(problem, choose=choose)
+    for seed in range(5):
+        placement = make_scheduler(name).schedule(problem, simulator, rng(seed))
+        problem.check_placement(placement.devices)
+        assert placement.devices[1] == 0 and placement.devices[5] == 1
+        assert placement.devices[0] == placement.devices[4]
+        assert placement.devices[6] == placement.devices[3]
+        position = np.argsort(problem.check_order(placement.order))
+        assert (position[problem.graph.edges[:, 0]] < position[problem.graph.edges[:, 1]]).all()
+
+
+def test_constrained_golden_placements() -> None:
+    # Level by level: 0 1 x y | 2 | 3 4. Dealt 0 1 0 1 | 0 | 1 0; op 1 pinned, x pinned, 4 with 0
+    problem = constrained()
+    simulator = Simulator(problem)
+    dealt = RoundRobin().schedule(problem, simulator, rng())
+    assert dealt.devices.tolist() == [0, 0, 0, 1, 0, 1, 1]
+    one = SingleDevice(device=1).schedule(problem, simulator, rng())
+    assert one.devices.tolist() == [1, 0, 1, 1, 1, 1, 1]
+    # Op 1 is on 0; op 0 goes to x on 1, and 4 with it: loads 4 and 7. 2 reads 0 and 1, a transfer
+    # either way: the less loaded 0. 4 fetches 2 to device 1; then all that 3 reads is on both
+    # devices (0 was sent to 2), and 0 is less loaded; y follows 3
+    enumerated = EnumerativeOptimizer().schedule(problem, simulator, rng())
+    assert enumerated.devices.tolist() == [1, 0, 0, 0, 1, 1, 0]
+
+
+def test_a_layer_of_one_group_stays_together() -> None:
+    problem = replace(
+        make_problem([], np.ones(6), np.ones(6), 3, [0] * 6), colocation=[1, -1, 1, -1, 1, -1]
+    )
+    devices = EnumerativeOptimizer().schedule(problem, Simulator(problem), rng()).devices
+    assert devices[0] == devices[2] == devices[4]
+    assert len(set(devices[[0, 1, 3, 5]].tolist())) == 3  # four units on three devices
