@@ -18,6 +18,8 @@ PROFILE_DIGITS = 12
 class LowerBounds:
     """Bounds on the makespan without noise; `best` is the largest. [s]
 
+    Pinned ops count on their device only; in `work` and `area` a colocation group is one op.
+
     Args:
         critical_path: longest chain of ops, each on its fastest device, communication free. [s]
         work: all work over the sum of speeds, a device's speed being the most that it reaches on
@@ -43,14 +45,36 @@ def lower_bounds(problem: PlacementProblem) -> LowerBounds:
     Source of the linear program: Lawler and Labetoulle (1978), "On preemptive scheduling of
     unrelated parallel processors by linear programming".
     """
-    seconds = problem.cost_model.op_seconds
+    seconds = _allowed_seconds(problem)
     slots = problem.topology.compute_slots.astype(np.float64)
-    work, area = _shared_work(seconds, slots)
+    work, area = _shared_work(_by_block(seconds, problem.constraints.block), slots)
     return LowerBounds(
         critical_path=float(b_levels(problem.graph, seconds.min(axis=1)).max()),
         work=work,
         area=area,
     )
+
+
+def _allowed_seconds(problem: PlacementProblem) -> np.ndarray:
+    """Seconds of each op, infinite on devices where its pin or its group's does not let it run.
+
+    # (num_ops, num_devices) [s]
+    """
+    constraints = problem.constraints
+    members = np.flatnonzero(constraints.block >= 0)
+    pins = constraints.block_device[constraints.block[members]]
+    members, pins = members[pins >= 0], pins[pins >= 0]
+    seconds = problem.cost_model.op_seconds.copy()
+    seconds[members] = np.inf
+    seconds[members, pins] = problem.cost_model.op_seconds[members, pins]
+    return seconds
+
+
+def _by_block(seconds: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """Adds up the rows of ops that share a block. # (num_blocks + free ops, num_devices) [s]"""
+    together = np.zeros((block.max() + 1, seconds.shape[1]))
+    np.add.at(together, block[block >= 0], seconds[block >= 0])
+    return np.concatenate([together, seconds[block < 0]])
 
 
 def _shared_work(seconds: np.ndarray, slots: np.ndarray) -> tuple[float, float]:
@@ -62,10 +86,10 @@ def _shared_work(seconds: np.ndarray, slots: np.ndarray) -> tuple[float, float]:
     them; evaluating them here makes its tolerance harmless.
 
     Args:
-        seconds: infinite where an op may not run. # (num_ops, num_devices) [s]
+        seconds: of each op or group, infinite where it may not run. # (rows, num_devices) [s]
         slots: # (num_devices,)
     """
-    fastest = seconds.min(axis=1)
+    fastest = seconds.min(axis=1)  # finite: a pin leaves one device
     lasting = fastest > 0
     if not lasting.any():
         return 0.0, 0.0

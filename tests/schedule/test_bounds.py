@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,29 @@ def test_more_kinds_of_ops_than_the_program_takes_are_sampled(
     assert sampled.area > 0.97 * exact.area
 
 
+def test_pins_and_groups_count() -> None:
+    """
+    seconds   d0  d1      Ops 0 and 1 alone: 2 s of work at speeds 1 and 1/4 take 1.6. With op 0
+    op 0       1   4      pinned to d1, that takes 4. In a group they are one op of 2 or 8 s, which
+    op 1       1   4      the program may still split: 1.6; pinned to d1 as well: 8.
+    op 2       5   0
+                          Ops 0 and 2 in a group are one op of 6 or 4 s. A share x of it joins op 1
+                          on d0: 6 x + 1 = 4 (1 - x) at x = 0.3, 2.8 s.
+    """
+    rows = [[1, 4], [1, 4]]
+    free = problem_of(rows)
+    assert lower_bounds(free).area == pytest.approx(1.6)
+    pinned = lower_bounds(replace(free, pinned=[1, -1]))
+    assert pinned.critical_path == 4
+    assert pinned.area == pytest.approx(4)
+    grouped = lower_bounds(replace(free, colocation=[0, 0]))
+    assert grouped.area == pytest.approx(1.6)
+    both = lower_bounds(replace(free, pinned=[1, -1], colocation=[0, 0]))
+    assert both.area == pytest.approx(8)
+    three = replace(problem_of([*rows, [5, 0]]), colocation=[0, -1, 0])
+    assert lower_bounds(three).area == pytest.approx(2.8)
+
+
 @st.composite
 def heterogeneous(draw: st.DrawFn) -> tuple[PlacementProblem, np.random.Generator]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -127,7 +151,12 @@ def heterogeneous(draw: st.DrawFn) -> tuple[PlacementProblem, np.random.Generato
     edges = np.argwhere(np.triu(rng.random((num_ops, num_ops)) < 0.2, 1))
     seconds = rng.choice([0.0, 0.5, 1.0, 2.0, 5.0], (num_ops, num_devices))
     slots = rng.choice([1, 1, 2], num_devices).tolist()
-    return problem_of(seconds, edges, slots), rng
+    problem = problem_of(seconds, edges, slots)
+    if draw(st.booleans()):
+        pinned = np.where(rng.random(num_ops) < 0.2, rng.integers(0, num_devices, num_ops), -1)
+        colocation = np.where((pinned < 0) & (rng.random(num_ops) < 0.4), 0, -1)
+        problem = replace(problem, pinned=pinned, colocation=colocation)
+    return problem, rng
 
 
 @given(
@@ -145,7 +174,7 @@ def test_no_simulated_makespan_is_below_the_bounds(case, network: str, choose: s
         >= problem.cost_model.op_seconds.min(axis=1).sum()
         / (problem.topology.compute_slots.sum() * (1 + 1e-12))
     )
-    placements = rng.integers(0, problem.num_devices, (8, problem.num_ops))
+    placements = problem.conform(rng.integers(0, problem.num_devices, (8, problem.num_ops)))
     orders = np.array([rng.permutation(problem.num_ops) for _ in placements])
     makespans = Simulator(problem, network, choose).makespans(placements, orders)
     assert makespans.min() >= bounds.best * (1 - 1e-9)
@@ -156,7 +185,8 @@ def test_no_simulated_makespan_is_below_the_bounds(case, network: str, choose: s
 def test_noisy_runs_respect_the_bounds_of_their_own_durations(case, network: str) -> None:
     problem, rng = case
     simulator = Simulator(problem, network, noise=LognormalNoise(0.5))
-    schedule = simulator.run(rng.integers(0, problem.num_devices, problem.num_ops), noise_seed=3)
+    placement = problem.conform(rng.integers(0, problem.num_devices, problem.num_ops))
+    schedule = simulator.run(placement, noise_seed=3)
     durations = schedule.finish - schedule.start
     slack = 1 + 1e-9
     assert b_levels(problem.graph, durations).max() <= schedule.makespan * slack
