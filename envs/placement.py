@@ -82,7 +82,9 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
 
     - `workload` (default "chainmm"): name of a workload of `doppler.workloads`.
     - `num_devices` (default 4).
-    - `problem`: a `PlacementProblem` or the path of a problem file, instead of a workload.
+    - `problem`: a `PlacementProblem` or the path of a problem file, instead of a workload. One
+      with pins or colocation groups is refused: the two masks cannot say which device is legal
+      for which op; `doppler/PlacementFlat-v0` can.
     - `topology` (default "p100"): preset of devices and links. Costs are its fixed data-sheet
       rates, never a calibration of this machine, so that rewards are comparable.
     - `scale` (default "paper") and `num_shards` (default: the workload's): size of the workload.
@@ -121,6 +123,7 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
             )
         self.render_mode = render_mode
         self.task = make_task(**options)
+        self._check_problem()
         self.construction = Construction(self.task.problem, self.task.simulator.network)
         self._observer = Observer(self.task, 1)
         self._over = False
@@ -169,6 +172,10 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
         if self.render_mode == "rgb_array":
             return render_picture(self.construction, self.task.simulator)
         return None
+
+    def _check_problem(self) -> None:
+        """Raises `ConfigurationError` where a device's legality depends on the op."""
+        self.task.check_unconstrained()
 
     def _make_action_space(self) -> spaces.Space[Any]:
         problem = self.task.problem

@@ -42,6 +42,15 @@ class PlacementTask:
         """Minus the makespan in time units; `illegal_reward` where it is infinite. # (B,)"""
         return np.where(np.isfinite(makespans), -makespans / self.time_unit, self.illegal_reward)
 
+    def check_unconstrained(self) -> None:
+        """Raises `ConfigurationError` where a device's legality depends on the op."""
+        if self.problem.constrained:
+            raise ConfigurationError(
+                f"environment, problem {self.problem.name!r}: pins, colocation groups or placed "
+                "inputs make a device legal for one op and not for another, which separate masks "
+                "of ops and devices cannot say; use doppler/PlacementFlat-v0"
+            )
+
     def why_over_capacity(self, devices: np.ndarray, order: np.ndarray) -> str:
         """Which device runs out of memory when."""
         try:
@@ -124,10 +133,10 @@ def _given_problem(
     problem: PlacementProblem | str | Path, num_devices: int | None
 ) -> PlacementProblem:
     if not isinstance(problem, PlacementProblem):
-        return load_problem(problem, num_devices)
+        return load_problem(problem, num_devices).with_explicit_inputs()
     if num_devices is not None and num_devices != problem.num_devices:
         raise ConfigurationError(
             f"environment, num_devices: {num_devices}, but problem {problem.name!r} has "
             f"{problem.num_devices}"
         )
-    return problem
+    return problem.with_explicit_inputs()

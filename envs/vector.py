@@ -53,6 +53,7 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.render_mode = render_mode
         self.num_envs = num_envs
         self.task = make_task(**options)
+        self.task.check_unconstrained()
         problem = self.task.problem
         self.construction = Construction(problem, self.task.simulator.network, num_envs)
         self._observer = Observer(self.task, num_envs)

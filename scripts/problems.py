@@ -132,7 +132,8 @@ class FileCost:
                 "topology.num_devices may be given"
             )
         path = Path(to_absolute_path(workload.path))
-        return load_problem(path, num_devices=topology.num_devices), None
+        problem = load_problem(path, num_devices=topology.num_devices)
+        return problem.with_explicit_inputs(), None
 
 
 @dataclass(frozen=True)

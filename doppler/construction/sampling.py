@@ -14,6 +14,7 @@ from numba import njit
 def choose(
     logits: np.ndarray,
     counts: np.ndarray,
+    legal: np.ndarray,
     draws: np.ndarray,
     forced: np.ndarray,
     exploration: float,
@@ -27,6 +28,8 @@ def choose(
     Args:
         logits: # (rows, width) float32
         counts: only the first so many slots of a row exist, at least 1. # (rows,)
+        legal: which of these may be taken, at least one in each row, or (0, 0) where all may.
+            # (rows, width) bool
         draws: uniform numbers in [0, 1). # (rows,)
         forced: slots that the last rows must take. # (at most rows,)
         exploration: share of the uniform distribution.
@@ -39,16 +42,25 @@ def choose(
     chances = np.empty(width)
     for row in range(rows):
         count = counts[row]
-        best = 0
-        for slot in range(1, count):
-            if logits[row, slot] > logits[row, best]:
+        masked = len(legal) > 0
+        best = -1
+        options = 0
+        for slot in range(count):
+            if masked and not legal[row, slot]:
+                continue
+            options += 1
+            if best < 0 or logits[row, slot] > logits[row, best]:
                 best = slot
         total = 0.0
         for slot in range(count):
-            chances[slot] = np.exp((logits[row, slot] - logits[row, best]) / temperature)
+            chances[slot] = 0.0
+            if not masked or legal[row, slot]:
+                chances[slot] = np.exp((logits[row, slot] - logits[row, best]) / temperature)
             total += chances[slot]
         for slot in range(count):
-            chances[slot] = (1.0 - exploration) * chances[slot] / total + exploration / count
+            chances[slot] = (1.0 - exploration) * chances[slot] / total
+            if not masked or legal[row, slot]:
+                chances[slot] += exploration / options
         pick = best
         if row >= rows - len(forced):
             pick = forced[row - rows + len(forced)]

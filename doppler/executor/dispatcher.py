@@ -95,8 +95,9 @@ class DispatchPlan:
         keep: ops whose output stays on its own device to the end, because somebody reads it then.
 
     Raises:
-        ConfigurationError: unknown network or rule.
-        InvalidPlacementError: a placement or an order that does not fit, or no order under `given`.
+        ConfigurationError: unknown network or rule, or inputs with a place of their own.
+        InvalidPlacementError: a placement or an order that does not fit or breaks the problem's
+            constraints, or no order under `given`.
     """
 
     def __init__(
@@ -111,6 +112,11 @@ class DispatchPlan:
         keep: Iterable[int] = (),
     ) -> None:
         check_rules(network, choose)
+        if problem.has_implicit_inputs or problem.is_input_op.any():
+            raise ConfigurationError(
+                f"problem {problem.name!r}: executors hold every input on every device; inputs "
+                "with a place of their own can only be simulated"
+            )
         self.problem = problem
         self.network = network
         self.choose = choose

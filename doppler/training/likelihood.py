@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doppler.policies.dual_policy import DualPolicy, PolicyTables, sel_logits
+from doppler.policies.dual_policy import NEVER, DualPolicy, PolicyTables, sel_logits
 from doppler.policies.features import ProblemFeatures
 from doppler.training.rollout import RolloutBatch
 
@@ -143,6 +143,10 @@ def step_likelihoods(
     device_features = torch.from_numpy(batch.device_features[first:last]).transpose(0, 1)
     logits = policy.plc(tables.plc_ops[ops], pooled, device_features)  # (batch, steps, devices)
     counts = torch.full(ops.shape, logits.shape[-1])
+    if len(batch.device_masks):
+        allowed = torch.from_numpy(batch.device_masks[first:last]).transpose(0, 1)
+        logits = logits.masked_fill(~allowed, NEVER * batch.temperature)
+        counts = allowed.sum(-1)
     plc, plc_entropy = _choice(logits, counts, batch.devices[:, first:last], batch)
     return StepLikelihoods(sel, plc, sel_entropy, plc_entropy), end
 

@@ -56,6 +56,8 @@ class RolloutBatch(Episodes):
             most candidates; empty if not recorded. # num_ops arrays (batch, width) int64
         state_features: per step, SEL's features of them. # num_ops arrays (batch, width, 4) float32
         device_features: PLC's features. # (num_ops, batch, num_devices, features) float32
+        device_masks: devices that pins and groups allowed, or (0, batch, num_devices) where there
+            are none. # (num_ops, batch, num_devices) bool
         exploration: epsilon of the mixture.
         temperature: that logits were divided by.
     """
@@ -66,6 +68,7 @@ class RolloutBatch(Episodes):
     candidates: list[np.ndarray]
     state_features: list[np.ndarray]
     device_features: np.ndarray
+    device_masks: np.ndarray
     exploration: float
     temperature: float
 
@@ -126,7 +129,8 @@ class EpisodeRunner:
 
         Raises:
             ConfigurationError: exploration or temperature out of range, too many forced episodes.
-            InvalidPlacementError: a forced episode takes an op before its predecessors.
+            InvalidPlacementError: a forced episode takes an op before its predecessors, or puts one
+                where a pin or a group forbids it.
         """
         if not 0.0 <= exploration <= 1.0 or not temperature > 0.0:
             raise ConfigurationError(
@@ -169,7 +173,7 @@ class EpisodeRunner:
         logits = sel_logits(tables, torch.from_numpy(ids), torch.from_numpy(seen))
         wanted = _slots_of(shown, ids, step) if len(shown) else shown
         slots = taken.slots[step]
-        choose(logits.numpy(), counts, draws, wanted, *options, slots, taken.sel[step])
+        choose(logits.numpy(), counts, _ALL, draws, wanted, *options, slots, taken.sel[step])
         taken.ops[step] = ids[self._rows, slots]
         taken.see(ids, seen)
 
@@ -190,13 +194,21 @@ class EpisodeRunner:
         logits = self.policy.plc(
             tables.plc_ops[torch.from_numpy(ops)], pool.means, torch.from_numpy(features)
         )
-        choose(logits.numpy(), self._every_device, draws, shown, *options, devices, taken.plc[step])
+        legal = _ALL
+        if self.problem.constrained:
+            legal = self._construction.allowed_devices(ops)
+            taken.see_devices(legal)
+        choose(
+            logits.numpy(), self._every_device, legal, draws, shown, *options, devices,
+            taken.plc[step],
+        )  # fmt: skip
         self._construction.step(ops, devices)
         self._relations.step(ops, devices, self._construction.finish)
         pool.add(ops, devices)
 
 
 _NOTHING = np.zeros(0, np.int64)
+_ALL = np.zeros((0, 0), bool)
 
 
 class _Record:
@@ -208,6 +220,8 @@ class _Record:
         steps = (problem.num_ops, batch)
         self.ops, self.devices, self.slots = (np.empty(steps, np.int64) for _ in range(3))
         self.sel, self.plc = np.empty(steps, np.float32), np.empty(steps, np.float32)
+        self._masks: list[np.ndarray] = []
+        self._no_masks = np.zeros((0, batch, problem.num_devices), bool)
         self._keep = keep
         self._candidates: list[np.ndarray] = []
         self._state_features: list[np.ndarray] = []
@@ -224,6 +238,10 @@ class _Record:
             self._candidates.append(candidates)
             self._state_features.append(features)
 
+    def see_devices(self, allowed: np.ndarray) -> None:
+        if self._keep:
+            self._masks.append(allowed)
+
     def batch(self, exploration: float, temperature: float) -> RolloutBatch:
         return RolloutBatch(
             ops=np.ascontiguousarray(self.ops.T),
@@ -234,6 +252,7 @@ class _Record:
             candidates=self._candidates,
             state_features=self._state_features,
             device_features=self._device_features,
+            device_masks=np.stack(self._masks) if self._masks else self._no_masks,
             exploration=exploration,
             temperature=temperature,
         )

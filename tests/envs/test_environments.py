@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import envs
 from doppler import CostModel, DataflowGraph, Device, PlacementProblem, Topology, save_problem
 from doppler.errors import ConfigurationError, FileFormatError
 from doppler.hardware import make_topology
+from doppler.problem import InputTensor
 from doppler.schedulers import CriticalPath
 from doppler.simulator import Simulator
 from envs.observation import CLIP
@@ -223,6 +225,56 @@ def test_flat_actions_count_devices_fastest() -> None:
     assert env.action_masks().tolist() == [False] * 4 + [True] * 2
     _, reward, terminated, _, info = env.step(5)
     assert terminated and info["placement"].tolist() == [1, 0, 1] and reward == -1.0
+
+
+def constrained_problem() -> PlacementProblem:
+    """`tiny_problem` with op 1 pinned to b, ops 0 and 2 together, and an input for op 1 on a."""
+    return replace(
+        tiny_problem(),
+        pinned=[-1, 1, -1],
+        colocation=[0, -1, 0],
+        inputs=(InputTensor("x", 1.0, (1,), 0),),
+    )
+
+
+def test_constraints_show_in_the_flat_mask_and_are_refused_elsewhere(tmp_path: Path) -> None:
+    save_problem(constrained_problem(), tmp_path / "p.json")
+    for problem in (constrained_problem(), tmp_path / "p.json"):
+        for cls in (envs.PlacementEnv, envs.PlacementVectorEnv):
+            with pytest.raises(ConfigurationError, match="use doppler/PlacementFlat-v0"):
+                cls(problem=problem)
+        env = envs.PlacementFlatEnv(problem=problem)
+        env.reset(seed=0)
+        # ops 0, 1, 2 and the input (op 3), each on a and on b; op 1 waits for the input
+        assert env.action_masks().tolist() == [
+            True, True, False, False, False, False, True, False
+        ]  # fmt: skip
+        env.step(6)  # the input on a
+        assert env.action_masks().tolist() == [
+            True, True, False, True, False, False, False, False
+        ]  # fmt: skip
+        env.step(0)  # op 0 on a, so op 2 must follow
+        env.step(3)
+        assert np.flatnonzero(env.action_masks()).tolist() == [4]
+        _, reward, terminated, _, info = env.step(4)
+        # x reaches b at 1: op 1 [1, 2]; its tensor is on a at 4: op 2 [4, 8]
+        assert terminated and info["simulated_makespan"] == 8.0 and reward == pytest.approx(-8 / 7)
+
+
+def test_a_forbidden_device_ends_the_episode() -> None:
+    env = envs.PlacementFlatEnv(problem=constrained_problem())
+    env.reset(seed=0)
+    *_, reward, terminated, _, info = env.step(7)
+    assert terminated and reward == env.task.illegal_reward
+    assert "op 3 may not go on device 1, it is pinned to device 0" in info["illegal_action"]
+
+
+def test_the_checkers_pass_on_constrained_problems() -> None:
+    from stable_baselines3.common.env_checker import check_env as check_for_sb3
+
+    env = envs.PlacementFlatEnv(problem=constrained_problem())
+    check_env(env, skip_render_check=True)
+    check_for_sb3(env)
 
 
 def test_over_capacity_is_penalised_and_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -13,7 +14,7 @@ from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementEr
 from doppler.executor import Dispatcher, DispatchPlan, HopTask, OpTask
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, fully_connected, make_topology
-from doppler.problem import PlacementProblem
+from doppler.problem import InputTensor, PlacementProblem
 from doppler.simulator import CHOOSE_RULES, NETWORKS, Simulator
 
 
@@ -101,6 +102,19 @@ def test_it_makes_the_schedule_of_the_simulator(network: str, choose: str, topol
         )
         assert hops == dict(zip(keys, times, strict=True))
         np.testing.assert_array_equal(dispatcher.peak_bytes, expected.peak_bytes)
+
+
+def test_constraints_and_inputs() -> None:
+    problem = random_problem(0, "v100", 2)
+    n = problem.num_ops
+    pinned = replace(problem, pinned=np.r_[1, np.full(n - 1, -1)])
+    with pytest.raises(InvalidPlacementError, match="op 0: device 0, but it is pinned to device 1"):
+        DispatchPlan(pinned, np.zeros(n, int))
+    DispatchPlan(pinned, np.r_[1, np.zeros(n - 1, int)])
+    placed = replace(problem, inputs=(InputTensor("x", 1.0, (0,), 0),))
+    for refused in (placed, placed.with_explicit_inputs()):
+        with pytest.raises(ConfigurationError, match="can only be simulated"):
+            DispatchPlan(refused, np.zeros(refused.num_ops, int))
 
 
 def line_problem(num_ops: int, edges: list, num_devices: int = 2, **options) -> PlacementProblem:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.policies import DualPolicy, PolicyConfig
-from doppler.problem import PlacementProblem
+from doppler.problem import InputTensor, PlacementProblem
 from doppler.training.likelihood import LossWeights, accumulate_gradient
 from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
 from doppler.workloads.random_dags import layered_dag
@@ -55,6 +57,79 @@ def test_recomputed_likelihoods_equal_the_roll_outs(
     assert report.sel_log_likelihood == pytest.approx(batch.sel_log_likelihood, abs=1e-5)
     assert report.plc_log_likelihood == pytest.approx(batch.plc_log_likelihood, abs=1e-5)
     assert report.loss == pytest.approx(-batch.log_likelihood.mean() / 40, abs=1e-5)
+
+
+def constrained_runner(batch_size: int = 6) -> EpisodeRunner:
+    """Pins, groups and inputs on the problem of `make_runner`."""
+    problem = layered_dag(40, 3, seed=2)
+    rng = np.random.default_rng(5)
+    groups = np.where(rng.random(40) < 0.4, rng.integers(0, 4, 40), -1)
+    problem = replace(
+        problem,
+        colocation=groups,
+        pinned=np.where((rng.random(40) < 0.3) & (groups < 0), rng.integers(0, 3, 40), -1),
+        inputs=(
+            InputTensor("x", 1e6, (0, 7, 20), 1),
+            InputTensor("y", 1e6, (3, 9), "first_consumer"),
+        ),
+    ).with_explicit_inputs()
+    return EpisodeRunner(sharp_policy(), problem, "serial_links", batch_size)
+
+
+@pytest.mark.parametrize(
+    ("exploration", "temperature"), [(0.0, 1.0), (0.2, 1.0), (0.3, 0.5), (1.0, 1.0)]
+)
+def test_constraints_are_respected_and_likelihoods_agree(
+    exploration: float, temperature: float
+) -> None:
+    runner = constrained_runner()
+    problem = runner.problem
+    for seed in range(3):
+        batch = runner.run(
+            np.random.default_rng(seed), exploration=exploration, temperature=temperature
+        )
+        for devices in batch.placements:
+            problem.check_placement(devices)
+        options = batch.device_masks.sum(axis=2).T
+        assert np.allclose(batch.plc_log_likelihood[options == 1], 0.0)
+        assert {1, 3} == set(options.ravel().tolist())
+        if exploration == 1.0:
+            assert batch.plc_log_likelihood == pytest.approx(-np.log(options), abs=1e-6)
+        report = accumulate_gradient(
+            runner.policy, runner.features, batch, LossWeights(np.ones(6)), steps_per_chunk=7
+        )
+        assert report.plc_log_likelihood == pytest.approx(batch.plc_log_likelihood, abs=1e-5)
+        assert report.sel_log_likelihood == pytest.approx(batch.sel_log_likelihood, abs=1e-5)
+        assert np.isfinite(report.plc_entropy) and report.plc_entropy < np.log(3)
+    greedy = runner.run(np.random.default_rng(0), greedy=True)
+    problem.check_placement(greedy.placements[0])
+
+
+def test_constrained_gradients_are_finite_and_leave_forced_choices_alone() -> None:
+    runner = constrained_runner()
+    batch = runner.run(np.random.default_rng(0), exploration=0.1)
+    weights = LossWeights(np.random.default_rng(1).normal(size=6), 0.3, 0.2)
+    whole = gradient(runner, batch, weights, 1000)
+    assert whole.isfinite().all() and whole.abs().max() > 1e-3
+    assert gradient(runner, batch, weights, 7) == pytest.approx(whole, abs=1e-6)
+    every_op_pinned = EpisodeRunner(
+        sharp_policy(), replace(layered_dag(40, 3, seed=2), pinned=np.arange(40) % 3), batch_size=6
+    )
+    batch = every_op_pinned.run(np.random.default_rng(0))
+    gradient(every_op_pinned, batch, LossWeights(np.ones(6), 0.0, 0.5), 40)
+    reached = [p.grad for p in every_op_pinned.policy.plc.parameters() if p.grad is not None]
+    assert all(grad.abs().max() == 0.0 for grad in reached)
+
+
+def test_forced_devices_must_be_allowed() -> None:
+    runner = constrained_runner()
+    shown = runner.run(np.random.default_rng(0))
+    again = runner.run(np.random.default_rng(9), forced=shown)
+    assert np.array_equal(again.devices, shown.devices)
+    op = int(np.flatnonzero(runner.problem.pinned >= 0)[0])
+    wrong = np.where(shown.ops == op, (shown.devices + 1) % 3, shown.devices)
+    with pytest.raises(InvalidPlacementError, match=f"op {op} may not go on device"):
+        runner.run(np.random.default_rng(0), forced=Episodes(shown.ops, wrong))
 
 
 def test_full_exploration_is_uniform() -> None:
