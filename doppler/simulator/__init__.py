@@ -2,15 +2,21 @@
 
 from doppler.schedule.networks import NETWORKS
 from doppler.schedule.schedule import EXECUTIONS
+from doppler.simulator.engine import replication_seeds
 from doppler.simulator.noise import LognormalNoise, NoiseFactors, NoiseModel
+from doppler.simulator.robustness import STATISTICS, Robustness, RobustSimulator
 from doppler.simulator.simulator import CHOOSE_RULES, Simulator
 
 __all__ = [
     "CHOOSE_RULES",
     "EXECUTIONS",
     "NETWORKS",
+    "STATISTICS",
     "LognormalNoise",
     "NoiseFactors",
     "NoiseModel",
+    "RobustSimulator",
+    "Robustness",
     "Simulator",
+    "replication_seeds",
 ]

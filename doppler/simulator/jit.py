@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 U = np.uint64
 """Marks an index as unsigned, which spares the check for a negative one that counts from the end.
@@ -57,3 +61,31 @@ compiled functions can call them, which keep the arrays alive.
 
 inlined = _compiler(**_INNER, forceinline=True)
 """As `compiled`, for small functions inside loops."""
+
+
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Generates the processor's instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        header = make_array(signature.args[0])(context, builder, arguments[0])
+        place = arguments[1]
+        if signature.args[0].ndim == 2:
+            place = builder.mul(place, builder.extract_value(header.shape, 1))
+        data = header.data
+        byte = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte] + [flag] * 3),
+            "llvm.prefetch.p0i8",
+        )
+        address = builder.bitcast(builder.gep(data, [place]), byte)
+        read, keep, data_cache = flag(0), flag(3), flag(1)
+        builder.call(function, [address, read, keep, data_cache])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""`prefetch(array, index)` asks for the cache line in which an entry, or a row, begins."""

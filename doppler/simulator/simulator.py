@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,11 @@ from doppler.graph import b_levels
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.schedule.schedule import EXECUTIONS
-from doppler.simulator import bulk_synchronous, kernel
+from doppler.simulator.engine import Engine, Sample, replication_seeds, sampled_makespans
 from doppler.simulator.noise import NO_NOISE, NoiseFactors, NoiseModel
 from doppler.simulator.ops import BAD_PLACEMENT
-from doppler.simulator.tables import (
-    Scratch,
-    Tables,
-    TransferScratch,
-    make_tables,
-)
-from doppler.simulator.threads import map_chunks
+from doppler.simulator.robustness import Robustness, tie_samples
+from doppler.simulator.tables import Scratch, TransferScratch, make_tables
 
 CHOOSE_RULES = ("fifo", "b_level", "random", "given")
 """Names of the choose-task rules."""
@@ -60,14 +56,13 @@ class Simulator:
         execution: str = "work_conserving",
     ) -> None:
         problem.check_explicit()
-        self._tables: Tables = make_tables(problem, network)
         self._constrained = problem.constrained
         self.problem = problem
         self.network = network
         self.choose = choose
         self.noise = noise
         self.num_threads = num_threads
-        self._rank = choose_ranks(problem, choose, seed)
+        rank = choose_ranks(problem, choose, seed)
         if noise is not None and not isinstance(noise, NoiseModel):
             raise ConfigurationError(f"noise is {noise!r}, not a NoiseModel or None")
         if execution not in EXECUTIONS:
@@ -79,13 +74,13 @@ class Simulator:
             raise ConfigurationError(f"num_threads is {num_threads}, at least 1 is needed")
         self._factors = (0, NO_NOISE)
         self._shape = (problem.num_ops,)
-        bytes_known = len(self._tables.output_bytes) > 0
-        # Nowhere can more be resident than all outputs at once, so that ample capacities need no
-        # bookkeeping at all.
-        self._memory = bytes_known and bool(
-            (self._tables.capacity < self._tables.output_bytes.sum()).any()
+        self.engine = Engine(
+            make_tables(problem, network),
+            rank,
+            given=choose == "given",
+            levels=execution == "bulk_synchronous",
+            source=_NO_ORDER,
         )
-        self._free = network == "contention_free" and not self._memory
 
     def makespan(self, devices: Any, order: Any = None, noise_seed: int = 0) -> float:
         """Simulates one placement.
@@ -102,44 +97,85 @@ class Simulator:
             InvalidPlacementError: a placement or order that does not fit the problem.
         """
         devices, order = self._inputs(devices, order)
-        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
-        makespan = self._kernel.simulate_one(
-            self._tables, devices, order, self._rank, factors.ops, factors.transfers,
-            self._free, self._memory,
-        )  # fmt: skip
+        factors = self._draw(noise_seed)
+        makespan = self.engine.makespan(devices, order, factors)
         if makespan < 0:
             self._refuse(makespan, devices, order)
         return makespan
 
-    def makespans(self, placements: Any, orders: Any = None, noise_seed: int = 0) -> np.ndarray:
+    def makespans(
+        self,
+        placements: Any,
+        orders: Any = None,
+        noise_seed: int = 0,
+        replications: int | None = None,
+    ) -> np.ndarray:
         """Simulates many placements, in parallel over cores; equal to calls of `makespan`.
 
         Args:
             placements: a device per op, or a sequence of `Placement`. # (batch, num_ops)
             orders: used and needed under `given`. # (batch, num_ops)
             noise_seed: of the noise model's draw, the same for all rows.
+            replications: how many noise draws R, with the seeds
+                `replication_seeds(noise_seed, R)`; None for the one of `noise_seed` itself.
 
         Returns:
-            Simulated makespans, infinity where a device would run out of memory. # (batch,) [s]
+            Simulated makespans, infinity where a device would run out of memory. # (batch,) [s], or
+            with replications # (batch, R) [s]
 
         Raises:
             InvalidPlacementError: naming the row and the op.
+            ConfigurationError: if `replications` is not a whole number of at least 1.
+        """
+        if replications is None:
+            return self.sample([Sample(self.engine, noise_seed)], placements, orders)[0]
+        seeds = replication_seeds(noise_seed, replications)
+        seconds = self.sample([Sample(self.engine, seed) for seed in seeds], placements, orders)
+        return np.ascontiguousarray(seconds.T)
+
+    def sample(
+        self, samples: Sequence[Sample], placements: Any, orders: Any = None, noisy: bool = True
+    ) -> np.ndarray:
+        """Simulates all placements in all samples, with noise if `noisy` and there is any.
+
+        Other arguments and errors are those of `makespans`.
+
+        Returns:
+            Simulated makespans. # (S, batch) [s]
         """
         placements, orders = self._batch_inputs(placements, orders)
-        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
-        out = np.empty(len(placements))
+        draw = self._draw if noisy else _no_noise
+        seconds = sampled_makespans(samples, placements, orders, draw, self.num_threads)
+        for row in np.flatnonzero((seconds < 0).any(axis=0)):
+            self._refuse(seconds[:, row].min(), placements[row], orders[row], f"row {row}")
+        return seconds
 
-        def simulate(first: int, last: int) -> None:
-            self._kernel.simulate_batch(
-                self._tables, placements[first:last], orders[first:last], self._rank,
-                factors.ops, factors.transfers, self._free, out[first:last],
-            )  # fmt: skip
+    def robust(
+        self, placement: Any, order: Any = None, samples: int = 64, seed: int = 0
+    ) -> Robustness:
+        """Simulates one placement with ties broken at random and, if the simulator has any, noise.
 
-        work = self.problem.num_ops + self.problem.graph.num_edges
-        map_chunks(simulate, len(placements), work, self.num_threads)
-        for row in np.flatnonzero(out < 0):
-            self._refuse(out[row], placements[row], orders[row], f"row {row}")
-        return out
+        Every sample has its own random permutation of the ops that replaces their ids in all ties,
+        and its own noise draw. Priorities are not touched: `choose=random` and `given` leave few
+        ties to break.
+
+        Args:
+            placement: a device per op, or a `Placement` (whose order then counts). # (num_ops,)
+            order: used and needed under `given`. # (num_ops,)
+            samples: how many.
+            seed: of the permutations and the noise.
+
+        Raises:
+            InvalidPlacementError: a placement or order that does not fit the problem.
+            ConfigurationError: if `samples` is not a whole number of at least 1.
+        """
+        devices, order = self._inputs(placement, order)
+        chance = tie_samples(self, samples, seed)
+        call = ([devices], [order] if len(order) else None)
+        seconds = self.sample(chance, *call)[:, 0]
+        quiet = seconds if self.noise is None else self.sample(chance, *call, noisy=False)[:, 0]
+        nominal = self.sample([Sample(self.engine, 0)], *call, noisy=False)[0, 0]
+        return Robustness(seconds, float(nominal), quiet)
 
     def run(self, devices: Any, order: Any = None, noise_seed: int = 0) -> Schedule:
         """Simulates one placement and returns who ran where and when.
@@ -151,21 +187,14 @@ class Simulator:
             CapacityError: naming device, time and the largest resident tensors.
         """
         devices, order = self._inputs(devices, order)
-        factors = NO_NOISE if self.noise is None else self._draw(noise_seed)
-        memory = len(self._tables.output_bytes) > 0
-        makespan, w, x = self._kernel.simulate_trace(
-            self._tables, devices, order, self._rank, factors.ops, factors.transfers, memory
-        )
+        factors = self._draw(noise_seed)
+        memory = self.problem.graph.output_bytes is not None
+        makespan, w, x = self.engine.trace(devices, order, factors)
         if makespan < 0:
             self._refuse(makespan, devices, order)
         if makespan == np.inf:
             raise self._capacity_error(devices, w, x)
         return self._schedule(devices, order, w, x, memory)
-
-    @property
-    def _kernel(self) -> Any:
-        """The module that simulates; not kept as an attribute, because modules do not pickle."""
-        return kernel if self.execution == "work_conserving" else bulk_synchronous
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_factors": (0, NO_NOISE)}
@@ -261,6 +290,8 @@ class Simulator:
 
     def _draw(self, noise_seed: int) -> NoiseFactors:
         """Factors of a seed; the latest are kept because searches ask for the same ones."""
+        if self.noise is None:
+            return NO_NOISE
         seed, factors = self._factors
         if factors is NO_NOISE or seed != noise_seed:
             factors = draw_factors(self.noise, self.problem, noise_seed)
@@ -318,6 +349,10 @@ def choose_ranks(problem: PlacementProblem, choose: str, seed: int) -> np.ndarra
     if choose == "random":
         return np.random.default_rng(seed).random(problem.num_ops)
     return np.empty(0)
+
+
+def _no_noise(noise_seed: int) -> NoiseFactors:
+    return NO_NOISE
 
 
 def draw_factors(

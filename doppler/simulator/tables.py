@@ -198,6 +198,17 @@ def _rows(rows: list[tuple[int, ...]] | list[list[int]]) -> tuple[np.ndarray, np
     return ptr, np.array([value for row in rows for value in row], np.int32)
 
 
+def permuted_rows(
+    ptr: np.ndarray, ids: np.ndarray, source: np.ndarray, number: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compressed sparse rows after op `source[i]` is called `i`, and op `v` `number[v]`."""
+    lengths = np.diff(ptr)[source]
+    new_ptr = np.zeros(len(ptr), np.int32)
+    np.cumsum(lengths, out=new_ptr[1:])
+    entries = np.repeat(ptr[source] - new_ptr[:-1], lengths) + np.arange(len(ids))
+    return new_ptr, number[ids[entries]]
+
+
 @allocates
 def make_scratch(tables: Tables, fifo: bool, free: bool) -> Scratch:
     """Allocates; `free` says that transfers need no events (see `uncontended.simulate_free`)."""
