@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from doppler import PlacementProblem, Topology, load_problem
 from doppler.errors import ConfigurationError
-from doppler.simulator import LognormalNoise, Simulator
+from doppler.simulator import LognormalNoise, NoiseModel, Simulator
 from doppler.workloads import Workload
 from scripts.progress import ProgressDisplay
 
@@ -144,8 +144,8 @@ class SimulatorSettings:
         cost: where seconds come from.
         network: network model.
         choose: choose-task rule.
-        noise: relative spread of durations during training, 0 for none; tables and pictures are
-            always noise-free.
+        noise: relative spread of durations during training, 0 for none; or "empirical": as measured
+            by the calibration; or a noise model. Tables and pictures are always noise-free.
         seed: of `choose=random`.
         execution: work_conserving or bulk_synchronous.
     """
@@ -153,13 +153,12 @@ class SimulatorSettings:
     cost: CostSource
     network: str = "serial_links"
     choose: str = "fifo"
-    noise: float = 0.0
+    noise: float | str | NoiseModel = 0.0
     seed: int = 0
     execution: str = "work_conserving"
 
-    def build(self, problem: PlacementProblem, noisy: bool = False) -> Simulator:
-        """A simulator of `problem`, noise-free unless `noisy` and `noise` is above 0."""
-        noise = LognormalNoise(self.noise) if noisy and self.noise else None
+    def build(self, problem: PlacementProblem, noise: NoiseModel | None = None) -> Simulator:
+        """A simulator of `problem`, noise-free unless a noise model is given."""
         return Simulator(
             problem,
             network=self.network,
@@ -241,6 +240,32 @@ class Setup:
     problem: PlacementProblem
     settings: SimulatorSettings
     profile: Profile | None
+
+    def training_simulator(self) -> Simulator:
+        """As `settings.build`, with the settings' noise."""
+        return self.settings.build(self.problem, self.training_noise())
+
+    def training_noise(self) -> NoiseModel | None:
+        """The noise model that the settings describe.
+
+        Raises:
+            ConfigurationError: an unknown or impossible noise, or an empirical one of costs that
+                were not calibrated.
+        """
+        noise = self.settings.noise
+        if isinstance(noise, NoiseModel):
+            return noise
+        if isinstance(noise, int | float):
+            return LognormalNoise(noise) if noise else None
+        if noise != "empirical":
+            raise ConfigurationError(
+                f"simulator.noise: {noise!r} is neither a relative spread nor empirical"
+            )
+        if self.profile is None or self.workload is None:
+            raise ConfigurationError(
+                "simulator.noise=empirical draws from measured durations: use simulator=calibrated"
+            )
+        return self.profile.noise(self.workload)
 
 
 def build_setup(config: DictConfig, progress: ProgressDisplay) -> Setup:

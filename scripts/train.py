@@ -160,7 +160,7 @@ def logged(this: Run, folder: RunFolder, resuming: bool) -> Iterator[None]:
 def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
     """Runs the stages, or those that a resumed run has left."""
     config, setup = this.config, this.setup
-    simulator = setup.settings.build(setup.problem, noisy=True)
+    simulator = setup.training_simulator()
     objective = simulated_objective if simulator.noise is None else noisy_objective
     trainer = Trainer(
         setup.problem,

@@ -18,7 +18,7 @@ from doppler.errors import ConfigurationError
 from doppler.executor.base import Executable, Executor, Progress
 from doppler.executor.cpu import CpuExecutor
 from doppler.executor.environment import describe_environment
-from doppler.executor.profile import CopyTiming, KernelTiming, Profile
+from doppler.executor.profile import MOST_FACTORS, CopyTiming, KernelTiming, Profile
 from doppler.executor.synthetic import empty_workload, relay_workload
 from doppler.executor.traces import dispatch_gaps, transfer_delays
 from doppler.schedule import Schedule
@@ -179,7 +179,16 @@ def _timing(samples: _Samples, signature: str) -> KernelTiming:
         alone=float(np.mean(samples.alone[signature])),
         variation=float(busy.std() / busy.mean()),
         samples=len(busy),
+        factors=_spread(busy),
     )
+
+
+def _spread(durations: np.ndarray) -> tuple[float, ...]:
+    """Durations, or quantiles of them where there are many, over their mean."""
+    kept = np.sort(durations)
+    if len(kept) > MOST_FACTORS:
+        kept = np.quantile(kept, (np.arange(MOST_FACTORS) + 0.5) / MOST_FACTORS)
+    return tuple((kept / kept.mean()).tolist())
 
 
 def _time_empty_kernels(executor_type: type[Executor], num_devices: int) -> float:

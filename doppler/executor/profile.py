@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ from doppler.executor.base import Executable
 from doppler.executor.environment import describe_environment
 from doppler.files import write_text_atomically
 from doppler.hardware import CostModel, Device, Link, Topology
+from doppler.simulator.noise import EmpiricalNoise
 
 FORMAT = "doppler-profile"
 VERSION = 1
 CONDITIONS = ("busy", "alone")
 """Whether the other devices work at the same time; `busy` is the default of a cost model."""
+
+MOST_FACTORS = 64
+"""How many quantiles of a kernel's durations a profile keeps at most."""
 
 IDENTITY = ("cpu_model", "architecture", "num_cpus", "torch_version")
 """Entries of the environment that must agree with the present ones."""
@@ -35,12 +40,25 @@ class KernelTiming:
         alone: while all other devices idle. [s]
         variation: coefficient of variation of the busy durations.
         samples: how many busy durations there were.
+        factors: evenly spaced quantiles of the busy durations over their mean; empty in profiles
+            that were written before there were any.
     """
 
     busy: float
     alone: float
     variation: float
     samples: int
+    factors: tuple[float, ...] = ()
+
+    def spread(self) -> np.ndarray:
+        """Busy durations over their mean, as measured; else lognormal ones of equal variation."""
+        if self.factors:
+            return np.array(self.factors)
+        sigma = math.sqrt(math.log1p(self.variation**2))
+        normal = NormalDist()
+        quantiles = [normal.inv_cdf((i + 0.5) / MOST_FACTORS) for i in range(MOST_FACTORS)]
+        factors = np.exp(sigma * np.array(quantiles))
+        return factors / factors.mean()
 
 
 @dataclass(frozen=True)
@@ -180,14 +198,7 @@ class Profile:
         self._check_devices(topology.num_devices)
         seconds = np.empty(workload.graph.num_ops)
         for op, kernel in enumerate(workload.kernels):
-            timing = self.kernels.get(kernel.signature)
-            if timing is None:
-                raise ProfileError(
-                    f"workload {workload.name!r}, op {op} ({workload.graph.op_name(op)}): kernel "
-                    f"{kernel.signature!r} was not measured (the profile is about "
-                    f"{', '.join(self.workloads)}); measure it with: "
-                    f"{_renew_command((workload.name,), self.num_devices)}"
-                )
+            timing = self._timing(workload, kernel.signature)
             seconds[op] = getattr(timing, condition) + self.dispatch_gap
         return CostModel(
             op_seconds=np.repeat(seconds[:, None], topology.num_devices, axis=1),
@@ -197,6 +208,34 @@ class Profile:
             source=f"calibrated {condition} on {self.environment.get('cpu_model')}, "
             f"{self.environment.get('date')}",
         )
+
+    def noise(self, workload: Executable) -> EmpiricalNoise:
+        """The measured spread of every op's seconds around those of `cost_model`.
+
+        Each op's factor is drawn from those of its kernel signature; transfers have none.
+
+        Raises:
+            ProfileError: a signature was not measured.
+        """
+        samples = {}
+        for kernel in workload.kernels:
+            timing = self._timing(workload, kernel.signature)
+            total = timing.busy + self.dispatch_gap
+            seconds = timing.busy * timing.spread() + self.dispatch_gap
+            samples[kernel.signature] = (seconds / total if total > 0 else seconds + 1.0).tolist()
+        return EmpiricalNoise(samples, tuple(kernel.signature for kernel in workload.kernels))
+
+    def _timing(self, workload: Executable, signature: str) -> KernelTiming:
+        timing = self.kernels.get(signature)
+        if timing is None:
+            op = [kernel.signature for kernel in workload.kernels].index(signature)
+            raise ProfileError(
+                f"workload {workload.name!r}, op {op} ({workload.graph.op_name(op)}): kernel "
+                f"{signature!r} was not measured (the profile is about "
+                f"{', '.join(self.workloads)}); measure it with: "
+                f"{_renew_command((workload.name,), self.num_devices)}"
+            )
+        return timing
 
     def _check_devices(self, num_devices: int) -> None:
         if num_devices != self.num_devices:
@@ -256,7 +295,18 @@ class _Reader:
             alone=self._seconds(entry, "alone", where),
             variation=self._seconds(entry, "variation", where),
             samples=self._get(entry, "samples", int, where),
+            factors=self._factors(entry, where),
         )
+
+    def _factors(self, entry: dict[str, Any], where: str) -> tuple[float, ...]:
+        if "factors" not in entry:
+            return ()
+        values = self._get(entry, "factors", list, where)
+        for value in values:
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (good and math.isfinite(value) and value >= 0):
+                raise self._error(where + "factors", f"{value!r} is not finite and >= 0")
+        return tuple(float(value) for value in values)
 
     def _copies(self, entry: dict[str, Any]) -> CopyTiming:
         bandwidth = self._seconds(entry, "bandwidth", "copies.")

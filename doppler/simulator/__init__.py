@@ -3,7 +3,7 @@
 from doppler.schedule.networks import NETWORKS
 from doppler.schedule.schedule import EXECUTIONS
 from doppler.simulator.engine import replication_seeds
-from doppler.simulator.noise import LognormalNoise, NoiseFactors, NoiseModel
+from doppler.simulator.noise import EmpiricalNoise, LognormalNoise, NoiseFactors, NoiseModel
 from doppler.simulator.robustness import STATISTICS, Robustness, RobustSimulator
 from doppler.simulator.simulator import CHOOSE_RULES, Simulator
 
@@ -12,6 +12,7 @@ __all__ = [
     "EXECUTIONS",
     "NETWORKS",
     "STATISTICS",
+    "EmpiricalNoise",
     "LognormalNoise",
     "NoiseFactors",
     "NoiseModel",

@@ -7,6 +7,7 @@ so that a makespan is a pure function of placement and noise seed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,3 +70,77 @@ class LognormalNoise(NoiseModel):
             ops=rng.lognormal(-0.5 * self.sigma**2, self.sigma, size[0]),
             transfers=rng.lognormal(-0.5 * transfer_sigma**2, transfer_sigma, size),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class EmpiricalNoise(NoiseModel):
+    """Factors drawn with replacement from measured ones, each op from the samples of its key.
+
+    Args:
+        samples: factors, 1 where a duration was as the cost model says: one list for all ops, or
+            one for each key.
+        op_keys: key of each op, for example its kernel signature; None: its kind in the graph.
+            # (num_ops,)
+        transfer_samples: factors of transfers; None: transfers have no noise.
+
+    Raises:
+        ConfigurationError: an empty list, or a factor that is not finite and >= 0; on `draw`, an
+            op without samples.
+    """
+
+    samples: Mapping[str, Sequence[float]] | Sequence[float]
+    op_keys: Sequence[str] | None = None
+    transfer_samples: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        sound: Mapping[str, np.ndarray] | np.ndarray
+        if isinstance(self.samples, Mapping):
+            sound = {k: _factors(f"samples of {k!r}", row) for k, row in self.samples.items()}
+        else:
+            sound = _factors("samples", self.samples)
+        object.__setattr__(self, "samples", sound)
+        if self.transfer_samples is not None:
+            moved = _factors("transfer_samples", self.transfer_samples)
+            object.__setattr__(self, "transfer_samples", moved)
+
+    def draw(self, problem: PlacementProblem, rng: np.random.Generator) -> NoiseFactors:
+        """Draws ops first, then transfers row by row."""
+        ops = rng.random(problem.num_ops)
+        if isinstance(self.samples, Mapping):
+            keys = np.array(problem.graph.kinds if self.op_keys is None else self.op_keys)
+            if keys.shape != ops.shape:
+                raise ConfigurationError(
+                    f"noise, op_keys: {len(keys)} keys for the {problem.num_ops} ops of problem "
+                    f"{problem.name!r}"
+                )
+            for key in np.unique(keys).tolist():
+                where = np.flatnonzero(keys == key)
+                if key not in self.samples:
+                    raise ConfigurationError(
+                        f"noise, samples: none for {key!r}, the key of op {where[0]} of problem "
+                        f"{problem.name!r}"
+                    )
+                ops[where] = _pick(self.samples[key], ops[where])
+        else:
+            ops = _pick(self.samples, ops)
+        transfers = np.ones((problem.num_ops, problem.num_devices))
+        if self.transfer_samples is not None:
+            transfers = _pick(self.transfer_samples, rng.random(transfers.shape))
+        return NoiseFactors(ops, transfers)
+
+
+def _factors(label: str, values: Sequence[float]) -> np.ndarray:
+    try:
+        array = np.array(list(values), np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"noise, {label}: not a list of numbers: {error}") from error
+    if array.ndim != 1 or not array.size or not (np.isfinite(array) & (array >= 0)).all():
+        raise ConfigurationError(f"noise, {label}: a list of finite factors >= 0 is needed")
+    return array
+
+
+def _pick(samples: Sequence[float], uniform: np.ndarray) -> np.ndarray:
+    """The samples that uniform numbers in [0, 1) fall on."""
+    values = np.asarray(samples)
+    picked: np.ndarray = values[(uniform * len(values)).astype(np.int64)]
+    return picked

@@ -22,6 +22,8 @@ from doppler.executor import (
     describe_environment,
 )
 from doppler.executor import calibration as calibration_module
+from doppler.executor.calibration import _spread
+from doppler.executor.profile import MOST_FACTORS
 from doppler.executor.traces import dispatch_gaps, ready_times, transfer_delays
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
@@ -129,6 +131,45 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     profile = profile_by_hand()
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
+
+
+def test_a_profile_knows_the_spread_of_its_kernels(tmp_path: Path) -> None:
+    profile, workload = profile_by_hand(), chain_workload()
+    kernels = dict(profile.kernels)
+    kernels["add1"] = replace(kernels["add1"], factors=(0.5, 1.5))
+    measured = replace(profile, kernels=kernels)
+    measured.save(tmp_path / "profile.json")
+    noise = Profile.load(tmp_path / "profile.json").noise(workload)
+    # op 0 is an add1: 2 s times 0.5 or 1.5, and the gap of 0.5 s, over 2.5 s
+    assert list(noise.samples["add1"]) == [1.5 / 2.5, 3.5 / 2.5]
+    # add2 has no samples: lognormal with a variation of 0.2 around 4 of its 4.5 s
+    drawn = np.array(noise.samples["add2"])
+    assert drawn.mean() == pytest.approx(1.0)
+    assert drawn.std() == pytest.approx(0.2 * 4.0 / 4.5, rel=0.03)
+    topology = profile.topology(2)
+    problem = workload.problem(topology, profile.cost_model(workload, topology))
+    factors = noise.draw(problem, np.random.default_rng(0))
+    assert factors.ops[0] in (0.6, 1.4)
+    assert (factors.transfers == 1.0).all()
+    with pytest.raises(ProfileError, match="was not measured"):
+        replace(profile, kernels={}).noise(workload)
+
+
+@pytest.mark.parametrize("factors", ["[1, -1]", '["1"]', "[NaN]", "3"])
+def test_bad_factors_in_a_profile_are_refused(tmp_path: Path, factors: str) -> None:
+    path = tmp_path / "profile.json"
+    profile_by_hand().save(path)
+    path.write_text(path.read_text().replace('"factors": []', f'"factors": {factors}', 1))
+    with pytest.raises(FileFormatError, match="factors"):
+        Profile.load(path)
+
+
+def test_many_durations_are_kept_as_quantiles() -> None:
+    durations = np.random.default_rng(0).lognormal(0.0, 0.3, 5000)
+    kept = np.array(_spread(durations))
+    assert len(kept) == MOST_FACTORS and kept.mean() == pytest.approx(1.0)
+    assert kept.std() == pytest.approx(durations.std() / durations.mean(), rel=0.1)
+    assert _spread(np.array([3.0, 1.0])) == (0.5, 1.5)
 
 
 def test_a_profile_makes_topology_and_cost_model() -> None:

@@ -15,10 +15,13 @@ from hydra.core.global_hydra import GlobalHydra
 from wandb_files import exit_records
 
 from doppler import save_problem
+from doppler.errors import ConfigurationError
+from doppler.executor import KernelTiming, Profile
 from doppler.hardware import make_topology
+from doppler.simulator import EmpiricalNoise, Simulator
 from doppler.workloads import make_workload
 from scripts import train, training_progress
-from scripts.problems import PresetCost, SimulatorSettings, noisy_objective
+from scripts.problems import PresetCost, Setup, SimulatorSettings, noisy_objective
 
 TINY = [
     "workload=chainmm", "workload.block=8", "workload.num_shards=4",
@@ -252,7 +255,8 @@ def test_one_run_dir_for_many_jobs_is_refused(
 def test_noise_is_drawn_by_the_batch_and_nothing_else() -> None:
     problem = make_workload("chainmm", num_shards=4, block=8).problem(make_topology("p100", 2))
     settings = SimulatorSettings(cost=PresetCost(), noise=0.2)
-    noisy, plain = settings.build(problem, noisy=True), settings.build(problem)
+    noisy = Setup(None, problem, settings, None).training_simulator()
+    plain = settings.build(problem)
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 2, (2, 3, problem.num_ops))
     orders = np.tile(problem.graph.topological_order, (3, 1))
@@ -263,6 +267,32 @@ def test_noise_is_drawn_by_the_batch_and_nothing_else() -> None:
               (first, second)]  # fmt: skip
     assert not np.allclose(*ratios)
     assert plain.noise is None
+
+
+def test_noise_may_be_empirical_or_a_model() -> None:
+    workload = make_workload("chainmm", num_shards=4, block=8)
+    problem = workload.problem(make_topology("p100", 2))
+
+    def setup(noise: object, profile: Profile | None = None) -> Setup:
+        settings = SimulatorSettings(cost=PresetCost(), noise=noise)  # type: ignore[arg-type]
+        return Setup(workload, problem, settings, profile)
+
+    assert setup(0.0).training_simulator().noise is None
+    given = EmpiricalNoise([0.5, 1.5])
+    assert setup(given).training_simulator().noise is given
+    with pytest.raises(ConfigurationError, match="use simulator=calibrated"):
+        setup("empirical").training_simulator()
+    with pytest.raises(ConfigurationError, match="'loud' is neither"):
+        setup("loud").training_simulator()
+    timing = KernelTiming(1.0, 1.0, 0.1, 2, (0.5, 1.5))
+    profile = Profile(
+        ("chainmm",), {"num_devices": 2}, {k.signature: timing for k in workload.kernels}, 0.0, 0.0
+    )
+    simulator = setup("empirical", profile).training_simulator()
+    devices = np.zeros(problem.num_ops, np.int64)
+    run, plain = simulator.run(devices), Simulator(problem).run(devices)
+    ratios = (run.finish - run.start) / (plain.finish - plain.start)
+    assert set(np.round(ratios, 6).tolist()) == {0.5, 1.5}
 
 
 def test_a_time_budget_stops_training_and_the_rest_is_still_reported(

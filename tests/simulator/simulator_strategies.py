@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from doppler import CostModel, DataflowGraph, Device, Link, PlacementProblem, Topology
 from doppler.problem import InputTensor
-from doppler.simulator import LognormalNoise, NoiseModel
+from doppler.simulator import EmpiricalNoise, LognormalNoise, NoiseModel
 
+NOISES = [
+    None,
+    None,
+    LognormalNoise(0.4),
+    LognormalNoise(0.2, 0.0),
+    EmpiricalNoise([0.5, 1.0, 1.0, 2.0], transfer_samples=[1.0, 1.5]),
+]
 SECONDS = [0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0]
 
 
@@ -66,7 +73,7 @@ def cases(
     num_ops = draw(st.integers(1, max_ops))
     density = draw(st.sampled_from([0.1, 0.25, 0.5]))
     known = capacities or draw(st.booleans())
-    noise = draw(st.sampled_from([None, None, LognormalNoise(0.4), LognormalNoise(0.2, 0.0)]))
+    noise = draw(st.sampled_from(NOISES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     num_devices, num_links = topology.num_devices, topology.num_links
     names = rng.permutation(num_ops)

@@ -17,6 +17,7 @@ from doppler.hardware import make_topology, roofline_cost_model
 from doppler.simulator import (
     CHOOSE_RULES,
     NETWORKS,
+    EmpiricalNoise,
     LognormalNoise,
     NoiseFactors,
     NoiseModel,
@@ -183,6 +184,53 @@ def test_noise_is_seeded_and_has_mean_one():
     assert Simulator(problem, noise=LognormalNoise(0.0)).makespan(devices) == pytest.approx(
         Simulator(problem).makespan(devices), rel=1e-12
     )
+
+
+def test_empirical_noise_draws_from_its_samples():
+    problem = random_problem(num_ops=4000)
+    draw = EmpiricalNoise([0.5, 1.0, 1.0, 1.5]).draw(problem, np.random.default_rng(0))
+    values, counts = np.unique(draw.ops, return_counts=True)
+    assert values.tolist() == [0.5, 1.0, 1.5]
+    assert counts / 4000 == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+    assert (draw.transfers == 1.0).all()
+    again = EmpiricalNoise([0.5, 1.0, 1.0, 1.5]).draw(problem, np.random.default_rng(0))
+    np.testing.assert_array_equal(draw.ops, again.ops)
+    moved = EmpiricalNoise([1.0], transfer_samples=[2.0, 4.0]).draw(
+        problem, np.random.default_rng(0)
+    )
+    assert (moved.ops == 1.0).all()
+    assert set(moved.transfers.ravel().tolist()) == {2.0, 4.0}
+    simulator = Simulator(problem, noise=EmpiricalNoise([0.5, 1.5]))
+    devices = np.arange(4000) % 4
+    assert simulator.makespan(devices, noise_seed=1) == simulator.makespan(devices, noise_seed=1)
+    assert simulator.makespan(devices, noise_seed=1) != simulator.makespan(devices, noise_seed=2)
+    doubled = Simulator(problem, noise=EmpiricalNoise([2.0], transfer_samples=[2.0]))
+    assert doubled.makespan(devices) == 2 * Simulator(problem).makespan(devices)
+
+
+def test_empirical_noise_has_samples_for_each_key():
+    graph = DataflowGraph.from_edges("kinds", 6, [], kinds=["a", "b"] * 3)
+    topology = make_topology("ideal", 1)
+    costs = CostModel(np.ones((6, 1)), np.zeros(6), [], [], "by hand")
+    problem = PlacementProblem(graph, topology, costs)
+    rng = np.random.default_rng(0)
+    by_kind = EmpiricalNoise({"a": [2.0], "b": [3.0], "c": [9.0]})
+    assert by_kind.draw(problem, rng).ops.tolist() == [2.0, 3.0] * 3
+    by_key = EmpiricalNoise({"x": [4.0], "y": [5.0]}, op_keys=["x"] * 5 + ["y"])
+    assert by_key.draw(problem, rng).ops.tolist() == [4.0] * 5 + [5.0]
+    assert Simulator(problem, noise=by_key).makespan(np.zeros(6, np.int64)) == 25.0
+    with pytest.raises(
+        ConfigurationError, match="none for 'b', the key of op 1 of problem 'kinds'"
+    ):
+        EmpiricalNoise({"a": [2.0]}).draw(problem, rng)
+    with pytest.raises(ConfigurationError, match="5 keys for the 6 ops"):
+        EmpiricalNoise({"x": [4.0]}, op_keys=["x"] * 5).draw(problem, rng)
+
+
+@pytest.mark.parametrize("samples", [[], [-1.0], [np.nan], ["fast"], 3.0, [[1.0]], {"a": []}])
+def test_impossible_samples_are_refused(samples):
+    with pytest.raises(ConfigurationError, match=r"noise, samples"):
+        EmpiricalNoise(samples)
 
 
 def test_a_noise_factor_belongs_to_its_op():
