@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -22,22 +23,43 @@ Only for indexing: arithmetic on an unsigned and a signed number gives a float.
 """
 
 
+_SIMULATOR = Path(__file__).parent
+_LOG = logging.getLogger("doppler")
+
+
 @cache
-def _sources_digest(folder: Path) -> str:
+def _sources_digest(folders: frozenset[Path]) -> str:
     digest = sha256()
-    for path in sorted(folder.glob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in sorted(folders):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+@cache
+def _announce() -> None:
+    """Tells the user once per process that the next call takes long; shown on stderr by default."""
+    _LOG.warning("compiling kernels for this machine; this takes up to a minute, once")
+
+
+def _compiler(announced: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(cache=True, nogil=True, **options)(function)
+        cached = dispatcher._cache
         # Numba's cache notices changes of a function's own file only, not of functions in other
-        # files of its package that were compiled into it; stale machine code would give wrong
-        # makespans.
+        # files that were compiled into it; stale machine code would give wrong makespans.
         folder = Path(function.__code__.co_filename).parent
-        dispatcher._cache._cache_file._source_stamp = _sources_digest(folder)
+        cached._cache_file._source_stamp = _sources_digest(frozenset((folder, _SIMULATOR)))
+        if announced:
+            load = cached.load_overload
+
+            def load_or_announce(*arguments: Any) -> Any:
+                found = load(*arguments)
+                if found is None:
+                    _announce()
+                return found
+
+            cached.load_overload = load_or_announce
         return dispatcher
 
     return decorate
@@ -45,8 +67,8 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 _INNER: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-entry = _compiler()
-"""For the functions that Python calls."""
+entry = _compiler(announced=True)
+"""For the functions that Python calls; says so when one of them has to be compiled first."""
 
 allocates = _compiler(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """For functions that create arrays for compiled ones."""

@@ -97,7 +97,7 @@ class Simulator:
             InvalidPlacementError: a placement or order that does not fit the problem.
         """
         devices, order = self._inputs(devices, order)
-        factors = self._draw(noise_seed)
+        factors = self.factors(noise_seed)
         makespan = self.engine.makespan(devices, order, factors)
         if makespan < 0:
             self._refuse(makespan, devices, order)
@@ -144,7 +144,7 @@ class Simulator:
             Simulated makespans. # (S, batch) [s]
         """
         placements, orders = self._batch_inputs(placements, orders)
-        draw = self._draw if noisy else _no_noise
+        draw = self.factors if noisy else _no_noise
         seconds = sampled_makespans(samples, placements, orders, draw, self.num_threads)
         for row in np.flatnonzero((seconds < 0).any(axis=0)):
             self._refuse(seconds[:, row].min(), placements[row], orders[row], f"row {row}")
@@ -187,7 +187,7 @@ class Simulator:
             CapacityError: naming device, time and the largest resident tensors.
         """
         devices, order = self._inputs(devices, order)
-        factors = self._draw(noise_seed)
+        factors = self.factors(noise_seed)
         memory = self.problem.graph.output_bytes is not None
         makespan, w, x = self.engine.trace(devices, order, factors)
         if makespan < 0:
@@ -288,8 +288,8 @@ class Simulator:
                 raise
             raise InvalidPlacementError(f"{where}: {error}") from None
 
-    def _draw(self, noise_seed: int) -> NoiseFactors:
-        """Factors of a seed; the latest are kept because searches ask for the same ones."""
+    def factors(self, noise_seed: int) -> NoiseFactors:
+        """Noise of a seed; the latest is kept because searches ask for the same one."""
         if self.noise is None:
             return NO_NOISE
         seed, factors = self._factors

@@ -15,6 +15,7 @@ from doppler import CostModel, DataflowGraph, Device, PlacementProblem
 from doppler.hardware import make_topology
 from doppler.simulator import LognormalNoise, Simulator, fifo
 from doppler.simulator.fifo import NOT_FIFO, fifo_tables
+from doppler.simulator.fifo_tables import FEW_OPS
 
 PROPERTY = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -49,7 +50,7 @@ def test_buckets_equal_the_event_loop(monkeypatch, network, transfer, laid_out):
     """With long transfers the run lasts many times the horizon of the buckets."""
     if laid_out:
         monkeypatch.setattr(fifo, "MANY_OPS", 1)
-    problem = random_problem(fifo.FEW_OPS + 1500, 3, seed=5, transfer=transfer, alike=False)
+    problem = random_problem(FEW_OPS + 1500, 3, seed=5, transfer=transfer, alike=False)
     simulator = Simulator(problem, network)
     assert (len(simulator.engine.fifo.source) > 0) == laid_out
     for seed in range(3):
