@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from doppler.checks import whole_numbers
 from doppler.errors import InvalidGraphError, InvalidPlacementError, InvalidProblemError
 from doppler.graph import DataflowGraph
 from doppler.graph.dataflow_graph import frozen_array
@@ -256,13 +257,7 @@ class PlacementProblem:
 
     def _check_ints(self, values: object, label: str) -> np.ndarray:
         where = f"problem {self.name!r}, {label}"
-        try:
-            raw = np.asarray(values)
-            array = raw.astype(np.int64)
-        except (TypeError, ValueError) as error:
-            raise InvalidPlacementError(f"{where}: not a list of whole numbers: {error}") from error
-        if raw.dtype == bool or not np.array_equal(raw, array):
-            raise InvalidPlacementError(f"{where}: not a list of whole numbers")
+        array = whole_numbers(values, where)
         if array.shape != (self.num_ops,):
             raise InvalidPlacementError(
                 f"{where}: shape {array.shape}, expected ({self.num_ops},), one entry per op"

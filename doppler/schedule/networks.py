@@ -60,6 +60,6 @@ def link_channels(topology: Topology, network: str) -> Channels:
     Raises:
         ConfigurationError: if no network model has that name.
     """
-    if network not in _MODELS:
+    if not isinstance(network, str) or network not in _MODELS:
         raise ConfigurationError(f"network {network!r} is unknown; known: {', '.join(NETWORKS)}")
     return _MODELS[network](topology)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from doppler.checks import whole_numbers
 from doppler.errors import FileFormatError, InvalidPlacementError
 from doppler.files import write_text_atomically
 from doppler.problem import PlacementProblem
@@ -19,13 +20,16 @@ VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where every op runs.
+    """Where every op runs; keeps read-only copies of what it is given.
 
     Args:
         devices: a device per op. # (num_ops,)
         order: a permutation of the ops, most urgent first (SEL's), or None. # (num_ops,)
         info: what made it and how good it is: `scheduler`, `simulated_makespan` [s], `seconds`,
             `evaluations` and the like.
+
+    Raises:
+        InvalidPlacementError: an entry that is not a whole number, or not one dimension.
     """
 
     devices: np.ndarray
@@ -33,9 +37,16 @@ class Placement:
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", np.asarray(self.devices, dtype=np.int64))
-        if self.order is not None:
-            object.__setattr__(self, "order", np.asarray(self.order, dtype=np.int64))
+        for label, values in (("devices", self.devices), ("order", self.order)):
+            if values is None and label == "order":
+                continue
+            array = whole_numbers(values, f"placement, {label}")
+            if array.ndim != 1:
+                raise InvalidPlacementError(
+                    f"placement, {label}: shape {array.shape}, expected one entry per op"
+                )
+            array.setflags(write=False)
+            object.__setattr__(self, label, array)
 
     def save(self, path: str | Path, problem: PlacementProblem) -> None:
         """Writes a JSON file that names the problem it belongs to."""

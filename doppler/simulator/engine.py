@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
 from doppler.simulator import bulk_synchronous, kernel
 from doppler.simulator.fifo import NOT_FIFO, FifoTables, fifo_batch, fifo_one, fifo_tables
@@ -164,8 +165,10 @@ def replication_seeds(noise_seed: int, replications: int) -> list[int]:
     """Noise seeds of independent replications; a prefix of those of more replications.
 
     Raises:
-        ConfigurationError: if `replications` is not a whole number of at least 1.
+        ConfigurationError: if `replications` is not a whole number of at least 1, or the seed of
+            at least 0.
     """
+    whole_number(noise_seed, "noise_seed", 0)
     if isinstance(replications, bool) or not isinstance(replications, (int, np.integer)):
         raise ConfigurationError(f"replications: {replications!r} is not a whole number")
     if replications < 1:

@@ -33,6 +33,10 @@ NO_NOISE = NoiseFactors(np.empty(0), np.empty((0, 0)))
 """Empty arrays tell the kernel that every factor is 1."""
 
 
+MOST_SIGMA = 3.0
+"""Beyond this nearly all lognormal factors are close to 0 and a few huge ones make up the mean."""
+
+
 class NoiseModel(ABC):
     """How the durations of a run differ from the cost model's."""
 
@@ -50,7 +54,7 @@ class LognormalNoise(NoiseModel):
         transfer_sigma: the same for transfers; `sigma` where None.
 
     Raises:
-        ConfigurationError: if a sigma is negative or not finite.
+        ConfigurationError: if a sigma is negative, not a number, or above `MOST_SIGMA`.
     """
 
     sigma: float
@@ -59,8 +63,17 @@ class LognormalNoise(NoiseModel):
     def __post_init__(self) -> None:
         for label in ("sigma", "transfer_sigma"):
             value = getattr(self, label)
-            if value is not None and not (np.isfinite(value) and value >= 0):
+            if value is None and label == "transfer_sigma":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise ConfigurationError(f"noise, {label}: {value!r} is not a number")
+            if not (value >= 0 and value < np.inf):  # also refuses NaN
                 raise ConfigurationError(f"noise, {label}: {value} is not finite and >= 0")
+            if value > MOST_SIGMA:
+                raise ConfigurationError(
+                    f"noise, {label}: {value} is above {MOST_SIGMA:g}; it is the standard "
+                    "deviation of a factor's logarithm, 0.1 means about 10 % of noise"
+                )
 
     def draw(self, problem: PlacementProblem, rng: np.random.Generator) -> NoiseFactors:
         """Draws ops first, then transfers row by row."""

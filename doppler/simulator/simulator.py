@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from doppler.checks import whole_number, whole_numbers
 from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
 from doppler.graph import b_levels
 from doppler.problem import PlacementProblem
@@ -42,7 +43,8 @@ class Simulator:
 
     Raises:
         InvalidProblemError: inputs that are no ops yet (`PlacementProblem.with_explicit_inputs`).
-        ConfigurationError: an unknown network, rule or execution, or a wrong noise or thread count.
+        ConfigurationError: an unknown network, rule or execution, or a wrong noise, seed or thread
+            count.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Simulator:
         self.choose = choose
         self.noise = noise
         self.num_threads = num_threads
+        if num_threads is not None:
+            self.num_threads = whole_number(num_threads, "num_threads", 1)
         rank = choose_ranks(problem, choose, seed)
         if noise is not None and not isinstance(noise, NoiseModel):
             raise ConfigurationError(f"noise is {noise!r}, not a NoiseModel or None")
@@ -70,9 +74,7 @@ class Simulator:
                 f"execution {execution!r} is unknown; known: {', '.join(EXECUTIONS)}"
             )
         self.execution = execution
-        if num_threads is not None and num_threads < 1:
-            raise ConfigurationError(f"num_threads is {num_threads}, at least 1 is needed")
-        self._factors = (0, NO_NOISE)
+        self._factors: tuple[int, NoiseFactors] | None = None
         self._shape = (problem.num_ops,)
         self.engine = Engine(
             make_tables(problem, network),
@@ -197,13 +199,13 @@ class Simulator:
         return self._schedule(devices, order, w, x, memory)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_factors": (0, NO_NOISE)}
+        return {**self.__dict__, "_factors": None}
 
     def _inputs(self, devices: Any, order: Any) -> tuple[np.ndarray, np.ndarray]:
         """Converts the arguments of a call; the kernel checks the ranges of what is well-formed."""
         if isinstance(devices, Placement):
             order = devices.order if order is None else order
-            devices = devices.devices
+            devices = devices.devices.copy()  # theirs are read-only, which kernels do not take
         if self._constrained or not self._well_formed(devices):
             devices = self.problem.check_placement(devices)
         if self.choose != "given":
@@ -228,9 +230,15 @@ class Simulator:
         if isinstance(placements, (list, tuple)) and any(
             isinstance(placement, Placement) for placement in placements
         ):
-            if orders is None and all(placement.order is not None for placement in placements):
+            if orders is None and all(
+                isinstance(placement, Placement) and placement.order is not None
+                for placement in placements
+            ):
                 orders = [placement.order for placement in placements]
-            placements = [placement.devices for placement in placements]
+            placements = [
+                placement.devices if isinstance(placement, Placement) else placement
+                for placement in placements
+            ]
         devices = self._batch_ints(placements, "placements")
         if self._constrained:
             broken = self.problem.constraints.first_violation(devices)
@@ -253,26 +261,14 @@ class Simulator:
 
     def _batch_ints(self, values: Any, label: str) -> np.ndarray:
         where = f"problem {self.problem.name!r}, {label}"
-        try:
-            raw = np.asarray(values)
-            array = np.require(raw, np.int64, ["C", "W"])
-        except (TypeError, ValueError) as error:
-            raise InvalidPlacementError(f"{where}: not rows of whole numbers: {error}") from error
-        if raw.size == 0 and raw.ndim < 2:
+        plain = isinstance(values, np.ndarray) and values.dtype == np.int64
+        array = np.require(values if plain else whole_numbers(values, where), None, ["C", "W"])
+        if array.size == 0 and array.ndim < 2:
             return np.empty((0, *self._shape), np.int64)
-        if raw.ndim != 2 or raw.shape[1:] != self._shape:
+        if array.ndim != 2 or array.shape[1:] != self._shape:
             raise InvalidPlacementError(
-                f"{where}: shape {raw.shape}, expected (batch, {self.problem.num_ops})"
+                f"{where}: shape {array.shape}, expected (batch, {self.problem.num_ops})"
             )
-        if raw.dtype == bool:
-            raise InvalidPlacementError(f"{where}: not rows of whole numbers")
-        if raw.dtype.kind not in "iu":
-            wrong = np.argwhere(raw != array)
-            if len(wrong):
-                row, op = wrong[0]
-                raise InvalidPlacementError(
-                    f"{where}, row {row}, entry {op}: {raw[row, op]} is not a whole number"
-                )
         return array
 
     def _refuse(
@@ -292,11 +288,11 @@ class Simulator:
         """Noise of a seed; the latest is kept because searches ask for the same one."""
         if self.noise is None:
             return NO_NOISE
-        seed, factors = self._factors
-        if factors is NO_NOISE or seed != noise_seed:
-            factors = draw_factors(self.noise, self.problem, noise_seed)
-            self._factors = (noise_seed, factors)
-        return factors
+        latest = self._factors
+        if latest is None or latest[0] != noise_seed:
+            latest = (noise_seed, draw_factors(self.noise, self.problem, noise_seed))
+            self._factors = latest
+        return latest[1]
 
     def _capacity_error(self, devices: np.ndarray, w: Scratch, x: TransferScratch) -> CapacityError:
         device, time = int(x.counts[3]), float(x.clock[0])
@@ -340,8 +336,9 @@ def choose_ranks(problem: PlacementProblem, choose: str, seed: int) -> np.ndarra
     """Priority of each op, lowest first, where it does not depend on the run. # (num_ops,) or (0,)
 
     Raises:
-        ConfigurationError: if no choose-task rule has that name.
+        ConfigurationError: if no choose-task rule has that name, or the seed is none.
     """
+    whole_number(seed, "seed", 0)
     if choose not in CHOOSE_RULES:
         raise ConfigurationError(f"choose {choose!r} is unknown; known: {', '.join(CHOOSE_RULES)}")
     if choose == "b_level":
@@ -365,6 +362,7 @@ def draw_factors(
     """
     if noise is None:
         return NO_NOISE
+    noise_seed = whole_number(noise_seed, "noise_seed", 0)
     drawn = noise.draw(problem, np.random.default_rng(noise_seed))
     factors = NoiseFactors(*(np.require(part, np.float64, ["C", "W"]) for part in drawn))
     shapes = ((problem.num_ops,), (problem.num_ops, problem.num_devices))

@@ -109,8 +109,8 @@ def _placement_dict(placement: Placement | None) -> dict[str, Any] | None:
     if placement is None:
         return None
     return {
-        "devices": torch.from_numpy(placement.devices),
-        "order": None if placement.order is None else torch.from_numpy(placement.order),
+        "devices": torch.tensor(placement.devices),
+        "order": None if placement.order is None else torch.tensor(placement.order),
         "info": placement.info,
     }
 

@@ -1,0 +1,94 @@
+"""Checks of numbers that come from outside, before anything is computed from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from doppler.errors import ConfigurationError, DopplerError, InvalidPlacementError
+
+_INT64 = np.iinfo(np.int64)
+_EXACT_FLOAT = 2.0**53
+"""Up to here every whole number is a float of its own."""
+
+
+def whole_number(
+    value: Any, label: str, lowest: int, error: type[DopplerError] = ConfigurationError
+) -> int:
+    """Returns an int of at least `lowest`, or refuses what is none; bools and floats are none.
+
+    Raises:
+        DopplerError: of type `error`, naming `label` and the value.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise error(f"{label}: {shown(value)} is not a whole number")
+    if value < lowest:
+        raise error(f"{label}: {shown(value)} is below {lowest}")
+    return int(value)
+
+
+def whole_numbers(
+    values: Any, where: str, error: type[DopplerError] = InvalidPlacementError
+) -> np.ndarray:
+    """Copies an array-like of whole numbers into an int64 array of the same shape.
+
+    Floats count where they are whole; bools, text and what does not fit into 64 bits do not.
+
+    Raises:
+        DopplerError: of type `error`, naming `where` and the first entry that is wrong.
+    """
+    try:
+        raw = np.asarray(values)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
+        raise error(f"{where}: not a list of whole numbers: {problem}") from problem
+    kind = raw.dtype.kind
+    at = _first_bool(values)  # numpy reads a bool among ints as 0 or 1
+    if at:
+        raise error(f"{_place(where, at)}: a bool is not a whole number")
+    if kind in "iu":
+        wrong = raw > np.uint64(_INT64.max) if raw.dtype == np.uint64 else np.zeros(0, bool)
+    elif kind == "f":
+        wrong = ~(np.isfinite(raw) & (np.abs(raw) <= _EXACT_FLOAT) & (np.trunc(raw) == raw))
+    elif kind == "O":
+        wrong = np.array([not _is_int64(value) for value in raw.flat], bool).reshape(raw.shape)
+    else:
+        raise error(f"{where}: not a list of whole numbers but of {raw.dtype}")
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise error(f"{_place(where, at)}: {shown(raw[at])} is not a whole number")
+    return np.array(raw, np.int64, order="C")
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value for a message, cut where it is long; digits beyond Python's limit do not matter."""
+    try:
+        text = str(value) if isinstance(value, (np.generic, np.ndarray)) else repr(value)
+    except (ValueError, RecursionError):
+        return f"a very long {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _is_int64(value: Any) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(_INT64.min <= value <= _INT64.max)
+
+
+def _first_bool(values: Any) -> tuple[int, ...]:
+    """Where a list, or a list of lists or arrays, first holds a bool; empty if nowhere."""
+    if not isinstance(values, (list, tuple)):
+        return ()
+    for index, value in enumerate(values):
+        if isinstance(value, (bool, np.bool_)):
+            return (index,)
+        if isinstance(value, np.ndarray) and value.dtype == bool:
+            return (index, 0)
+        within = _first_bool(value)
+        if within:
+            return (index, *within)
+    return ()
+
+
+def _place(where: str, at: tuple[int, ...]) -> str:
+    row = f", row {', '.join(map(str, at[:-1]))}" if len(at) > 1 else ""
+    return f"{where}{row}, entry {at[-1] if at else 0}"
