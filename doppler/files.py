@@ -18,26 +18,35 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
         write: called with the temporary path (same suffix as `path`).
 
     Raises:
-        DopplerError: if the folder cannot be written to; `path` is then as it was before.
+        DopplerError: if the file cannot be written (folder, disk, name, text that is not
+            Unicode); `path` is then as it was before.
     """
     path = Path(path)
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent
         )
-    except OSError as error:
-        raise DopplerError(f"{path}: cannot be written: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
+        os.close(handle)
+        temporary = Path(name)
         write(temporary)
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DopplerError(f"{path}: cannot be written: {reason}") from error
+    except UnicodeEncodeError as error:  # a lone surrogate, in the name or in what is written
+        raise DopplerError(f"{str(path)!a}: cannot be written: {error}") from error
+    except ValueError as error:
+        if "\0" not in str(path):
+            raise
+        raise DopplerError(f"{str(path)!a}: cannot be written: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:

@@ -10,10 +10,10 @@ are shares or saturating ratios, so that they mean the same on every graph.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from doppler.graph import hop_depths
 from doppler.problem import PlacementProblem
+from doppler.simulator.jit import entry
 
 PAPER_DEVICE_FEATURES = 5
 DEVICE_FEATURES = (
@@ -157,7 +157,7 @@ class PlacementRelations:
         return ids, features, counts
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _step(
     ops: np.ndarray,
     devices: np.ndarray,
@@ -186,7 +186,7 @@ def _step(
                 second_on[b, second, device] += share / (pred_ptr[second + 1] - pred_ptr[second])
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _arrive(
     ops: np.ndarray,
     devices: np.ndarray,
@@ -208,14 +208,14 @@ def _arrive(
                 row[d] = max(row[d], finish[b, op] + seconds)
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _saturate(
     value: float,
 ) -> float:
     return value / (1.0 + abs(value))
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _device_features(
     ops: np.ndarray,
     times: np.ndarray,
@@ -276,7 +276,7 @@ def _device_features(
             row[15] = 1.0 if times[b, d, 0] == 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True)
+@entry
 def _candidates(
     mask: np.ndarray,
     device_free: np.ndarray,

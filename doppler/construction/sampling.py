@@ -7,10 +7,11 @@ would take several times as long as the arithmetic.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from doppler.simulator.jit import entry
 
 
-@njit(cache=True, nogil=True)
+@entry
 def choose(
     logits: np.ndarray,
     counts: np.ndarray,

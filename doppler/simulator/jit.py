@@ -44,7 +44,14 @@ def _announce() -> None:
 
 def _compiler(announced: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = njit(cache=True, nogil=True, **options)(function)
+        try:
+            dispatcher: Any = njit(cache=True, nogil=True, **options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            # Neither the package's folder nor the user's cache folder can be written to: compile
+            # in every process anew.
+            return njit(nogil=True, **options)(function)
         cached = dispatcher._cache
         # Numba's cache notices changes of a function's own file only, not of functions in other
         # files that were compiled into it; stale machine code would give wrong makespans.
