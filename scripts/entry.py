@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from doppler.errors import ConfigurationError, DopplerError
@@ -83,10 +84,29 @@ def task_overrides() -> list[str]:
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
-def check_positive(value: int | float | None, name: str) -> None:
-    """Raises `ConfigurationError` unless a number, where given, is above 0."""
-    if value is not None and not value > 0:
-        raise ConfigurationError(f"{name} is {value}, a number above 0 is needed")
+def check_positive(value: Any, name: str) -> None:
+    """Raises `ConfigurationError` unless a value, where given, is a number above 0."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigurationError(f"{name} is {value!r}, a number above 0 is needed")
+
+
+def check_count(value: Any, name: str, least: int = 1) -> None:
+    """Raises `ConfigurationError` unless a value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}, a whole number >= {least} is needed")
+
+
+def check_list(value: Any, name: str) -> list[Any]:
+    """Returns a configured list as a plain one.
+
+    Raises:
+        ConfigurationError: it is no list.
+    """
+    if not isinstance(value, list | tuple | ListConfig):
+        raise ConfigurationError(f"{name} is {value!r}, a list is needed: {name}=[...]")
+    return list(value)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

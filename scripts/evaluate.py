@@ -19,7 +19,7 @@ from rich.console import Console
 from doppler import Placement, PlacementProblem
 from doppler.errors import ConfigurationError
 from scripts import report, run_folder
-from scripts.entry import entry_point, task_overrides
+from scripts.entry import check_count, check_list, entry_point, task_overrides
 from scripts.problems import build_setup
 from scripts.progress import ProgressDisplay
 from scripts.results import Row, evaluate
@@ -30,9 +30,12 @@ FROM_THE_RUN = ("workload", "topology", "simulator")
 
 def run(config: DictConfig) -> RunFolder:
     """Evaluates as configured; returns the folder with table and pictures."""
-    console = Console()
+    console = Console(markup=False)
     progress = ProgressDisplay(console)
-    files = [Path(to_absolute_path(path)) for path in config.placements]
+    check_count(config.seed, "seed", least=0)
+    run_folder.check_run_folder(config)
+    given = check_list(config.placements, "placements")
+    files = [Path(to_absolute_path(str(path))) for path in given]
     if config.run is not None:
         files = use_run(config) + files
     setup = build_setup(config, progress)

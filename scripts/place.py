@@ -13,47 +13,57 @@ from time import perf_counter
 import hydra
 import numpy as np
 from hydra.utils import instantiate, to_absolute_path
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from doppler import Placement
 from doppler.errors import ConfigurationError
+from doppler.schedule import lower_bounds
 from doppler.viz import write_trace
 from doppler.viz.figure import format_seconds
-from scripts.entry import check_positive, entry_point
+from scripts.entry import check_count, entry_point
 from scripts.problems import Setup, build_setup
 from scripts.progress import ProgressDisplay
+from scripts.run_folder import safe_name
 
 
 def run(config: DictConfig) -> Path:
     """Places as configured; returns the path of the placement file."""
-    console = Console()
+    console = Console(markup=False)
     if config.problem is not None:
         if "path" not in config.workload.keys():  # noqa: SIM118 - a missing value is not "in"
             raise ConfigurationError("problem= and workload= are both given; leave one out")
         config.workload.path = config.problem
-    check_positive(config.samples, "samples")
+    elif OmegaConf.is_missing(config.workload, "path"):
+        raise ConfigurationError(
+            "nothing to place: pass problem=<file>, or workload=<name> with topology=<preset>"
+        )
+    check_count(config.samples, "samples")
+    check_count(config.seed, "seed", least=0)
     setup = build_setup(config, ProgressDisplay(console))
+    simulator = setup.settings.build(setup.problem)
     if config.checkpoint is None:
         scheduler = instantiate(config.scheduler)
         rng = np.random.default_rng(config.seed)
-        placement = scheduler.schedule(setup.problem, setup.settings.build(setup.problem), rng)
+        placement = scheduler.schedule(setup.problem, simulator, rng)
     else:
         placement = place_with_policy(setup, config)
-    path = Path(to_absolute_path(config.output or f"{setup.problem.name}.placement.json"))
+    path = Path(
+        to_absolute_path(config.output or f"{safe_name(setup.problem.name)}.placement.json")
+    )
     placement.save(path, setup.problem)
     written = f"placement: {path}"
     if config.trace is not None:
         trace = Path(to_absolute_path(config.trace))
-        schedule = setup.settings.build(setup.problem).run(placement)
-        write_trace([(placement.info["scheduler"], schedule)], trace)
+        write_trace([(placement.info["scheduler"], simulator.run(placement))], trace)
         written += f"\ntrace (open it in ui.perfetto.dev): {trace}"
     info = placement.info
     console.print(
         f"{setup.problem.name}, {setup.problem.num_ops} ops on {setup.problem.num_devices} "
         f"devices: {info['scheduler']} found simulated makespan "
         f"{format_seconds(info['simulated_makespan'])} with {info['evaluations']} evaluations in "
-        f"{info['seconds']:.2f} s\n{written}",
+        f"{info['seconds']:.2f} s (network {simulator.network}, choose {simulator.choose}; lower "
+        f"bound {format_seconds(lower_bounds(setup.problem).best)})\n{written}",
         highlight=False,
         soft_wrap=True,
     )
@@ -86,6 +96,8 @@ def place_with_policy(setup: Setup, config: DictConfig) -> Placement:
     orders = np.concatenate([batch.ops for batch in batches])
     makespans = simulator.makespans(devices, orders if simulator.choose == "given" else None)
     best = int(np.argmin(makespans))
+    if not np.isfinite(makespans[best]):
+        simulator.run(devices[best], orders[best])  # raises CapacityError with the details
     info = {
         "scheduler": "doppler",
         "simulated_makespan": float(makespans[best]),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate, to_absolute_path
 from omegaconf import DictConfig
 
@@ -20,11 +21,16 @@ from doppler import PlacementProblem, Topology, load_problem
 from doppler.errors import ConfigurationError
 from doppler.simulator import LognormalNoise, NoiseModel, Simulator
 from doppler.workloads import Workload
+from scripts.entry import check_count, in_multirun
 from scripts.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor, Profile
     from doppler.training import Objective
+
+
+BUSY_LOAD = 0.5
+"""A load average per core above which measuring is warned of."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ class CalibratedCost:
     """Seconds measured on this machine's devices.
 
     Args:
-        profile: a file that `scripts/calibrate.py` wrote; None: calibrate now.
+        profile: a file that `scripts/calibrate.py` wrote; None: calibrate now, once for all jobs of
+            a multirun that have the same workload, so that their seeds and options compare.
         repeats: timed runs of each kernel and copy when calibrating now.
     """
 
@@ -105,10 +112,15 @@ class CalibratedCost:
                 f"simulator=calibrated measures CPU devices, the topology is {devices.name}: use "
                 "simulator=preset, or topology=cpu"
             )
-        if self.profile is None:
-            profile = run_calibration(tensors, devices.num_devices, self.repeats, parts.progress)
-        else:
+        shared = sweep_profile(tensors, devices.num_devices) if self.profile is None else None
+        if self.profile is not None:
             profile = Profile.load(to_absolute_path(self.profile))
+        elif shared is not None and shared.exists():
+            profile = Profile.load(shared)
+        else:
+            profile = run_calibration(tensors, devices.num_devices, self.repeats, parts.progress)
+            if shared is not None:
+                profile.save(shared)
         measured = profile.topology(devices.num_devices)
         return tensors.problem(measured, profile.cost_model(tensors, measured)), profile
 
@@ -131,6 +143,8 @@ class FileCost:
                 "workload=file brings its own devices and links: leave topology= out, only "
                 "topology.num_devices may be given"
             )
+        if topology.num_devices is not None:
+            check_count(topology.num_devices, "topology.num_devices")
         path = Path(to_absolute_path(workload.path))
         problem = load_problem(path, num_devices=topology.num_devices)
         return problem.with_explicit_inputs(), None
@@ -307,6 +321,15 @@ def build_workload(config: DictConfig) -> Workload | ProblemFile:
     return built
 
 
+def sweep_profile(workload: Workload, num_devices: int) -> Path | None:
+    """Where the jobs of a multirun share one calibration; None outside of a multirun."""
+    if not in_multirun():
+        return None
+    kernels = zlib.crc32("".join(sorted({k.signature for k in workload.kernels})).encode())
+    name = f"profile_{workload.graph.name}_{num_devices}cpu_{kernels:08x}.json"
+    return Path(to_absolute_path(HydraConfig.get().sweep.dir)) / name
+
+
 def default_cache() -> Path:
     """Where profiles go by default: $XDG_CACHE_HOME/doppler, or ~/.cache/doppler."""
     base = os.environ.get("XDG_CACHE_HOME")
@@ -320,6 +343,13 @@ def run_calibration(
     from doppler.executor import calibrate
 
     options: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY_LOAD * cores:
+        progress.console.print(
+            f"this machine is busy (load average {load:.1f} on {cores} cores): seconds that are "
+            "measured now are unreliable",
+            highlight=False,
+        )
     with progress.step("calibration", 100) as advance:
         return calibrate(
             workload,

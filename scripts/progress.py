@@ -43,12 +43,12 @@ class ProgressDisplay:
 
     def _bar(self, name: str, total: int) -> Iterator[Advance]:
         columns = (
-            TextColumn("{task.description:<22}"),
+            TextColumn("{task.description:<22}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
         )
         last = 0.0
         with Progress(*columns, console=self.console, auto_refresh=False) as progress:

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from doppler import Placement, Schedule
-from doppler.errors import CapacityError, UnknownQuantityError
+from doppler.errors import CapacityError, ConfigurationError, UnknownQuantityError
 from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
 from doppler.viz import plot_gantt, write_trace
@@ -26,7 +26,16 @@ SINGLE_DEVICE = "single device"
 
 def build_schedulers(config: DictConfig) -> dict[str, Scheduler]:
     """The schedulers whose rows the table has, by name."""
-    return {str(name): instantiate(options) for name, options in config.schedulers.items()}
+    if config.schedulers is None:
+        raise ConfigurationError("schedulers is null; leave single ones out with ~schedulers.NAME")
+    built = {}
+    for name, options in config.schedulers.items():
+        if options is None:
+            raise ConfigurationError(
+                f"schedulers.{name} is null; leave it out with ~schedulers.{name}"
+            )
+        built[str(name)] = instantiate(options)
+    return built
 
 
 def scheduler_rows(
@@ -69,11 +78,12 @@ class EqualEvaluations:
     def __str__(self) -> str:
         policy = f"policy {format_seconds(self.policy)} in {self.policy_seconds:.1f} s"
         rival = format_seconds(self.critical_path)
+        ratio = self.critical_path / self.policy if self.policy > 0 else 1.0
         return (
             f"at equal evaluations ({self.evaluations} episodes, {self.evaluations} randomised "
             f"critical-path runs), best simulated makespan: {policy}, critical path {rival} in "
             f"{self.critical_path_seconds:.1f} s; critical path / policy = "
-            f"{self.critical_path / self.policy:.3f} (above 1: the policy is better)"
+            f"{ratio:.3f} (above 1: the policy is better)"
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "-"
 DRIFT_PERCENT = 15.0
-"""A simulation error that most rows share is worth a footnote above this."""
+"""A median simulation error above this is worth a footnote."""
 HEADERS = {
     "scheduler": "scheduler",
     "simulated_makespan": "simulated makespan",
@@ -167,7 +167,7 @@ class ResultsTable:
         for row in self.rows:
             table.add_row(*self.texts(row))
         if not console.is_terminal:  # a pipe has no width: do not fold at the assumed 80 columns
-            console = Console(file=console.file, width=180, highlight=False)
+            console = Console(file=console.file, width=180, highlight=False, markup=False)
         console.print(table)
         for note in self.footnotes:
             console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
@@ -289,21 +289,21 @@ def _footnotes(
         )
     if problem.graph.output_bytes is None:
         notes.append(f"{UNKNOWN} bytes moved: the problem's source gives seconds, not bytes")
-    notes += [f"{UNKNOWN} {row.label}: {row.reason}" for row in table.rows if row.reason]
+    notes += [f"{row.label}: {row.reason}" for row in table.rows if row.reason]
     return notes
 
 
 def _drift_note(table: ResultsTable) -> list[str]:
-    """Says so when all rows err alike: the devices are not as they were when calibrated."""
+    """Says so when the rows err much: the devices are not as they were when calibrated."""
     errors = [table.numbers(row)["simulation_error_percent"] for row in table.rows]
     known = [error for error in errors if error is not None]
     bias = median(known) if known else 0.0
     if abs(bias) <= DRIFT_PERCENT:
         return []
     return [
-        f"simulation error: {bias:+.0f} % is common to the rows, so the devices were busier or "
-        "idler while they were calibrated than now; calibrate again on a quiet machine before "
-        "trusting simulated seconds (their ranking is less affected)"
+        f"simulation error: {bias:+.0f} % in the median row, so the machine was busier or idler "
+        "while it was calibrated than now; calibrate and measure again on a quiet machine before "
+        "trusting either column"
     ]
 
 

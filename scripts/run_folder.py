@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,9 +95,10 @@ class RunFolder:
         """
         try:
             document = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise CheckpointError(
-                f"{self.path}: not a run folder, {self.summary.name} cannot be read: {error}"
+                f"{self.path}: not a run folder, {self.summary.name} cannot be read: {reason}"
             ) from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise CheckpointError(f'{self.summary}, format: "{FORMAT}" expected')
@@ -114,8 +116,10 @@ def file_name(label: str) -> str:
     return label.lower().replace(" ", "_").replace("-", "_")
 
 
-def create_run_folder(config: DictConfig, kind: str) -> RunFolder:
-    """Makes the folder of a new run: `run_dir`, Hydra's in a multirun, or runs/<kind>/<time>.
+def check_run_folder(config: DictConfig) -> RunFolder | None:
+    """The folder that a new run was told to use; None: a new one, named by the time.
+
+    Makes nothing, so it can be asked before anything expensive is done.
 
     Raises:
         ConfigurationError: the folder holds a run already, or `run_dir` is given with `-m`.
@@ -127,19 +131,48 @@ def create_run_folder(config: DictConfig, kind: str) -> RunFolder:
             )
         path = Path(HydraConfig.get().runtime.output_dir)
     elif config.run_dir is not None:
-        path = Path(to_absolute_path(config.run_dir))
+        path = Path(to_absolute_path(str(config.run_dir)))
     else:
-        return RunFolder(_new_folder(Path(to_absolute_path("runs")) / kind))
+        return None
     folder = RunFolder(path)
-    if folder.summary.exists() or folder.checkpoint.exists():
+    if folder.checkpoint.exists():
         raise ConfigurationError(
             f"run_dir={path} holds a run already: pass resume={path} to go on with it, or another "
             "run_dir"
         )
+    if path.exists() and not path.is_dir():
+        raise ConfigurationError(f"run_dir={path} is a file")
+    if path.is_dir() and any(path.iterdir()) and not _ended_at_once(folder):
+        raise ConfigurationError(
+            f"run_dir={path} is not empty, and what it holds is not a run that ended before its "
+            "first checkpoint: empty it, or choose another run_dir"
+        )
+    return folder
+
+
+def _ended_at_once(folder: RunFolder) -> bool:
+    """Whether all a folder holds is a run that failed with nothing to go on with."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        return folder.read_summary().get("status") in ("failed", "interrupted")
+    except CheckpointError:
+        return False
+
+
+def create_run_folder(config: DictConfig, kind: str) -> RunFolder:
+    """Makes the folder of a new run: `run_dir`, Hydra's in a multirun, or runs/<kind>/<time>.
+
+    Raises:
+        ConfigurationError: as `check_run_folder`, or the folder cannot be made.
+    """
+    folder = check_run_folder(config)
+    if folder is None:
+        return RunFolder(_new_folder(Path(to_absolute_path("runs")) / kind))
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"run_dir={path} cannot be made: {error.strerror}") from error
+        raise ConfigurationError(
+            f"run_dir={folder.path} cannot be made: {error.strerror}"
+        ) from error
     return folder
 
 
@@ -164,7 +197,8 @@ def resume_run_folder(config: DictConfig) -> tuple[RunFolder, DictConfig]:
     if not folder.checkpoint.exists():
         raise CheckpointError(
             f"{folder.path}: no {folder.checkpoint.name}, the run ended before its first "
-            "checkpoint; start it anew"
+            f"checkpoint; start it anew (run_dir={folder.path} may be used again if it is not "
+            "running any more)"
         )
     stored = load_config(folder)
     for name in {name.split(".")[0] for name in changed}:
@@ -204,6 +238,11 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 def save_config(config: DictConfig, folder: RunFolder) -> None:
     """Writes the resolved configuration into the run folder."""
     write_text_atomically(folder.config, OmegaConf.to_yaml(OmegaConf.create(resolved(config))))
+
+
+def safe_name(name: str) -> str:
+    """A graph's name as part of a file name: no folders, nothing hidden."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip(".") or "problem"
 
 
 def placement_files(folder: RunFolder) -> list[Path]:

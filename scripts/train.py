@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from doppler import save_problem
+from doppler import Placement, save_problem
 from doppler.errors import ConfigurationError
 from doppler.training import (
     Checkpoints,
@@ -33,7 +35,14 @@ from doppler.training.loggers import NoLogger
 from doppler.viz import plot_learning_curve
 from doppler.viz.figure import format_seconds
 from scripts import report, run_folder
-from scripts.entry import check_positive, entry_point
+from scripts.entry import (
+    EXIT_TERMINATED,
+    check_count,
+    check_list,
+    check_positive,
+    entry_point,
+    in_multirun,
+)
 from scripts.problems import Setup, build_setup, noisy_objective
 from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, evaluate
@@ -43,7 +52,6 @@ from scripts.training_progress import POLICY_LABELS, BestPlacements, TrainingPro
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor
     from doppler.policies import DualPolicy
-    from doppler.schedulers import Scheduler
     from doppler.simulator import Simulator
 
 
@@ -56,7 +64,7 @@ class Run:
     simulator: Simulator
     policy: DualPolicy
     stages: list[Stage]
-    schedulers: dict[str, Scheduler]
+    heuristics: list[Row]
     logger: NoLogger
     executor: CpuExecutor | None
     progress: ProgressDisplay
@@ -71,7 +79,9 @@ def run(config: DictConfig) -> RunFolder:
     folder = None
     if config.resume is not None:
         folder, config = run_folder.resume_run_folder(config)
-    this = build(config, ProgressDisplay(Console()))
+    else:
+        run_folder.check_run_folder(config)
+    this = build(config, ProgressDisplay(Console(markup=False)))
     devices: Any = this.executor or nullcontext()
     with devices:
         resuming = folder is not None
@@ -95,18 +105,22 @@ def build(config: DictConfig, progress: ProgressDisplay) -> Run:
         DopplerError: an option that does not exist, is impossible or does not go with the others.
     """
     check_options(config)
+    if in_multirun() and "group" in config.logger and config.logger.group is None:
+        config.logger.group = Path(HydraConfig.get().sweep.dir).name  # a sweep's runs stay together
     logger: NoLogger = instantiate(config.logger)
     stages: list[Stage] = [instantiate(config[name]) for name in config.stages]
     policy: DualPolicy = instantiate(config.policy)
     schedulers = report.build_schedulers(config)
     setup = build_setup(config, progress)
+    setup.training_simulator()  # refuses impossible noise now, not after hours
+    simulator = setup.settings.build(setup.problem)
     return Run(
         config=config,
         setup=setup,
-        simulator=setup.settings.build(setup.problem),
+        simulator=simulator,
         policy=policy,
         stages=stages,
-        schedulers=schedulers,
+        heuristics=report.scheduler_rows(schedulers, simulator, config.seed),
         logger=logger,
         executor=instantiate(config.executor).build(setup),
         progress=progress,
@@ -119,7 +133,7 @@ def check_options(config: DictConfig) -> None:
     Raises:
         ConfigurationError: unknown or repeated stages, or real_rl without an executor.
     """
-    stages = list(config.stages)
+    stages = check_list(config.stages, "stages")
     for name in stages:
         if name not in POLICY_LABELS:
             raise ConfigurationError(
@@ -132,7 +146,8 @@ def check_options(config: DictConfig) -> None:
             "stage real_rl needs real devices, executor=none has none: use "
             "stages=[imitation,sim_rl]"
         )
-    check_positive(config.checkpoint_every, "checkpoint_every")
+    check_count(config.checkpoint_every, "checkpoint_every")
+    check_count(config.seed, "seed", least=0)
     check_positive(config.budget_s, "budget_s")
 
 
@@ -148,6 +163,9 @@ def logged(this: Run, folder: RunFolder, resuming: bool) -> Iterator[None]:
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
+        raise
+    except SystemExit as ending:
+        status = "interrupted" if ending.code == EXIT_TERMINATED else status
         raise
     finally:
         if status != "finished":
@@ -187,9 +205,8 @@ def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
 def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.EqualEvaluations | None]:
     """Evaluates the policy beside the schedulers, and against as many critical-path runs."""
     config = this.config
-    rows = report.scheduler_rows(this.schedulers, this.simulator, config.seed)
     table = evaluate(
-        rows + policy_rows(list(config.stages), result),
+        this.heuristics + policy_rows(list(config.stages), result),
         this.simulator,
         this.executor,
         repeats=config.executor.repeats,
@@ -216,9 +233,26 @@ def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
         "real_rl": result.measured,
     }
     for stage, placement in placements.items():
-        reason = None if placement is not None else f"stage {stage} was not run"
+        reason = None
+        if placement is None:
+            ran = stage in stages
+            reason = (
+                "no placement that fits the devices' memory was found"
+                if ran
+                else (f"stage {stage} was not run")
+            )
+        elif stage == "real_rl" and same_placement(placement, result.simulated):
+            reason = (
+                "nothing measured faster, so this is DOPPLER-SIM's placement; the two rows differ "
+                "by noise alone"
+            )
         rows.append(Row(POLICY_LABELS[stage], placement, reason))
     return rows
+
+
+def same_placement(one: Placement, other: Placement | None) -> bool:
+    """Whether two placements put every op on the same device."""
+    return other is not None and np.array_equal(one.devices, other.devices)
 
 
 def finish(
@@ -248,8 +282,14 @@ def finish(
         logger.log_picture(picture.stem, picture)
     for path in run_folder.placement_files(folder):
         logger.log_file(path, "placement")
-    logger.log_file(folder.checkpoint, "checkpoint")
-    logger.log_summary({k: v for k, v in summary.items() if k != "results"})
+    for path, kind in (
+        (folder.checkpoint, "checkpoint"),
+        (folder.problem, "problem"),
+        (folder.profile, "profile"),
+    ):
+        if path.exists():
+            logger.log_file(path, kind)
+    logger.log_summary(summary)
     table.print(console)
     names = ", ".join(picture.name for picture in pictures)
     console.print(

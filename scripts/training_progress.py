@@ -33,6 +33,17 @@ class TrainingProgress(Callback):
         self._stage: Stage | None = None
         self._advance: Advance | None = None
 
+    def on_start(self, trainer: Trainer, resumed: bool) -> None:
+        if not resumed:
+            return
+        state = trainer.state
+        if state.stage >= len(trainer.stages):
+            where = "training was finished; the placements are measured again"
+        else:
+            stage = trainer.stages[state.stage]
+            where = f"going on in stage {stage.name} after update {state.update}"
+        self.display.console.print(where, highlight=False)
+
     def on_update(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         if self._stage is not trainer.stage or self._advance is None:
             # Not in on_stage_start: a resumed stage does not start again.

@@ -172,7 +172,8 @@ class DataflowGraph:
         if values is None:
             raise UnknownQuantityError(
                 f"graph {self.name!r} does not say {quantity}; its source gives seconds only, and "
-                f"what was asked for needs {quantity}"
+                f"what was asked for needs {quantity}; use something that does without, or a "
+                f"workload or JSON file that states {quantity}"
             )
         return values
 

@@ -138,7 +138,7 @@ class WandbLogger(CsvLogger):
         except ImportError as error:
             self._leave_environment()
             raise ConfigurationError(
-                "logger=wandb needs wandb: pip install 'doppler-gym[wandb]', or use logger=csv"
+                "logger=wandb needs wandb: pip install wandb, or use logger=csv"
             ) from error
         id_file = home / "run_id.txt"
         run_id = id_file.read_text().strip() if resuming and id_file.exists() else None

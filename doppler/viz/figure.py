@@ -27,9 +27,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(
-            "pictures need matplotlib: pip install 'doppler-gym[plots]'"
-        ) from error
+        raise ConfigurationError("pictures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -46,6 +44,10 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     known = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in known:
         raise ConfigurationError(f"{path}: no picture format; known: {', '.join(sorted(known))}")
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):  # names of graphs and devices are no formulas
+        text.set_parse_math(False)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=140))
     return path
 

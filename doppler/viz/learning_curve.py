@@ -109,4 +109,4 @@ def _draw_curves(panel: Any, x: np.ndarray, curves: dict[str, np.ndarray]) -> No
     else:
         panel.text(0.5, 0.5, "not recorded in this stage", transform=panel.transAxes,
                    ha="center", va="center", fontsize=8, color="0.5")  # fmt: skip
-        panel.set_yticks([])
+        panel.set_axis_off()

@@ -81,7 +81,7 @@ def test_workloads_are_placed_on_preset_devices(command: Command, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "workload.path: a value is needed"),
+        ([], "nothing to place: pass problem="),
         (["problem=none.txt"], "none.txt: no such file"),
         (["problem=pair.json", "workload=ffnn", "topology=p100"], "both given"),
         (["problem=pair.json", "topology.num_devices=3"], "holds 2 devices, num_devices=3"),
@@ -184,3 +184,12 @@ def test_a_trace_is_written_where_asked_for(
     slices = [event for event in events if event["ph"] == "X"]
     makespan = json.loads((pair.parent / "pair.placement.json").read_text())["simulated_makespan"]
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(makespan * 1e6, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/abs/name", ".hidden", "a b$\\frac$[/red]"])
+def test_the_default_file_name_stays_in_this_folder(name: str) -> None:
+    from scripts.run_folder import safe_name
+
+    safe = safe_name(name)
+    assert safe == Path(safe).name
+    assert not safe.startswith(".")

@@ -14,7 +14,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from wandb_files import exit_records
 
-from doppler import save_problem
+from doppler import Placement, save_problem
 from doppler.errors import ConfigurationError
 from doppler.executor import KernelTiming, Profile
 from doppler.hardware import make_topology
@@ -305,3 +305,66 @@ def test_a_time_budget_stops_training_and_the_rest_is_still_reported(
     assert document["episodes"] < 24
     assert command("resume=out", "budget_s=null", "logger=none") == 0
     assert summary(tmp_path / "out")["episodes"] == 24
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("seed=-1", "seed is -1"),
+        ("seed=1.5", "seed is 1.5"),
+        ("budget_s=abc", "budget_s is 'abc'"),
+        ("checkpoint_every=0", "checkpoint_every is 0"),
+        ("stages=5", "stages is 5"),
+        ("stages=[]", "at least one stage"),
+        ("schedulers.single_device.device=99", "device: 99"),
+        ("schedulers.enumerative=null", "schedulers.enumerative is null"),
+        ("simulator.noise=-1", "noise"),
+    ],
+)
+def test_impossible_options_are_refused_before_a_folder_is_made(
+    command: Command,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    argument: str,
+    message: str,
+) -> None:
+    assert command(*SIMULATED, argument, "run_dir=out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_not_written_to(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text("precious")
+    assert command(*SIMULATED, "run_dir=out") == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "out" / "config.yaml").read_text() == "precious"
+
+
+def test_a_folder_of_a_run_that_failed_at_once_can_be_used_again(
+    command: Command, tmp_path: Path
+) -> None:
+    from scripts.run_folder import RunFolder
+
+    (tmp_path / "out").mkdir()
+    folder = RunFolder(tmp_path / "out")
+    folder.write_summary("running", {})
+    assert command(*SIMULATED, "run_dir=out") == 2
+    folder.write_summary("failed", {})
+    assert command(*SIMULATED, "run_dir=out") == 0
+
+
+def test_policies_that_ran_in_vain_or_changed_nothing_say_so() -> None:
+    from doppler.training import TrainingResult
+
+    placement = Placement([0, 1])
+    nothing = TrainingResult(None, None, {}, True, 1, 1, 1.0)
+    (row, _) = train.policy_rows(["sim_rl"], nothing)
+    assert "memory" in str(row.reason)
+    same = TrainingResult(placement, Placement([0, 1]), {}, True, 1, 1, 1.0)
+    (_, row) = train.policy_rows(["sim_rl", "real_rl"], same)
+    assert "nothing measured faster" in str(row.reason)
+    other = TrainingResult(placement, Placement([1, 1]), {}, True, 1, 1, 1.0)
+    assert [row.reason for row in train.policy_rows(["sim_rl", "real_rl"], other)] == [None, None]

@@ -269,5 +269,5 @@ def test_seconds_are_shown_in_a_unit_that_suits() -> None:
 
 def test_pictures_say_what_to_install_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigurationError, match="plots"):
+    with pytest.raises(ConfigurationError, match="pip install matplotlib"):
         new_figure(1.0, 1.0)
