@@ -20,6 +20,7 @@ from doppler.problem.inputs import (
     explicit_costs,
     explicit_graph,
 )
+from doppler.problem.magnitudes import check_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,8 @@ class PlacementProblem:
     Raises:
         InvalidProblemError: if the cost model's shapes do not fit graph and topology, if pins,
             groups or inputs name what does not exist, if ops of a group are pinned to several
-            devices, or if an input op has predecessors or takes time.
+            devices, if an input op has predecessors or takes time, or if costs add up to more than
+            `doppler.problem.magnitudes.MOST`.
     """
 
     graph: DataflowGraph
@@ -83,6 +85,7 @@ class PlacementProblem:
                     f"problem {self.name!r}, input_ops, op {op}: an op that stands for an input "
                     "has no predecessors and takes no time"
                 )
+        check_finite(self.graph, self.topology, self.cost_model)
         _ = self.constraints  # fails here, with ops and devices, where they contradict
 
     @property

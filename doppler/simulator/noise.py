@@ -33,6 +33,8 @@ NO_NOISE = NoiseFactors(np.empty(0), np.empty((0, 0)))
 """Empty arrays tell the kernel that every factor is 1."""
 
 
+MOST_FACTOR = 1e100
+"""Keeps every sum of seconds finite, see `doppler.problem.magnitudes`."""
 MOST_SIGMA = 3.0
 """Beyond this nearly all lognormal factors are close to 0 and a few huge ones make up the mean."""
 

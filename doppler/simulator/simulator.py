@@ -14,7 +14,7 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.schedule.schedule import EXECUTIONS
 from doppler.simulator.engine import Engine, Sample, replication_seeds, sampled_makespans
-from doppler.simulator.noise import NO_NOISE, NoiseFactors, NoiseModel
+from doppler.simulator.noise import MOST_FACTOR, NO_NOISE, NoiseFactors, NoiseModel
 from doppler.simulator.ops import BAD_PLACEMENT
 from doppler.simulator.robustness import Robustness, tie_samples
 from doppler.simulator.tables import Scratch, TransferScratch, make_tables
@@ -43,8 +43,7 @@ class Simulator:
 
     Raises:
         InvalidProblemError: inputs that are no ops yet (`PlacementProblem.with_explicit_inputs`).
-        ConfigurationError: an unknown network, rule or execution, or a wrong noise, seed or thread
-            count.
+        ConfigurationError: an unknown name, or a wrong noise, seed or thread count.
     """
 
     def __init__(
@@ -336,7 +335,7 @@ def choose_ranks(problem: PlacementProblem, choose: str, seed: int) -> np.ndarra
     """Priority of each op, lowest first, where it does not depend on the run. # (num_ops,) or (0,)
 
     Raises:
-        ConfigurationError: if no choose-task rule has that name, or the seed is none.
+        ConfigurationError: if no rule has that name, or the seed is none.
     """
     whole_number(seed, "seed", 0)
     if choose not in CHOOSE_RULES:
@@ -358,7 +357,8 @@ def draw_factors(
     """The noise of one run, or `NO_NOISE`.
 
     Raises:
-        ConfigurationError: if the model returns factors of a wrong shape, or not finite and >= 0.
+        ConfigurationError: if the model returns factors of a wrong shape, not finite and >= 0, or
+            above `MOST_FACTOR`; or if the seed is none.
     """
     if noise is None:
         return NO_NOISE
@@ -367,10 +367,10 @@ def draw_factors(
     factors = NoiseFactors(*(np.require(part, np.float64, ["C", "W"]) for part in drawn))
     shapes = ((problem.num_ops,), (problem.num_ops, problem.num_devices))
     for label, part, shape in zip(NoiseFactors._fields, factors, shapes, strict=True):
-        if part.shape != shape or not (np.isfinite(part) & (part >= 0)).all():
+        if part.shape != shape or not ((part >= 0) & (part <= MOST_FACTOR)).all():
             raise ConfigurationError(
-                f"noise {noise!r}, {label}: factors must be finite and >= 0, of shape {shape}, "
-                f"not {part.shape}"
+                f"noise {noise!r}, {label}: factors must be finite, >= 0 and at most "
+                f"{MOST_FACTOR:g}, of shape {shape}, not {part.shape}"
             )
     return factors
 

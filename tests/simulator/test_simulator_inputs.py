@@ -13,7 +13,7 @@ import pytest
 from doppler import CostModel, DataflowGraph, PlacementProblem
 from doppler.errors import ConfigurationError
 from doppler.hardware import make_topology
-from doppler.simulator import LognormalNoise, Simulator
+from doppler.simulator import EmpiricalNoise, LognormalNoise, Simulator
 
 
 def three_ops() -> PlacementProblem:
@@ -101,3 +101,12 @@ def test_a_sigma_is_a_moderate_number(sigma: Any, message: str) -> None:
     if sigma is not None:
         with pytest.raises(ConfigurationError, match=message.replace("sigma", "transfer_sigma", 1)):
             LognormalNoise(0.1, sigma)
+
+
+def test_factors_that_would_overflow_are_refused() -> None:
+    simulator = Simulator(three_ops(), noise=EmpiricalNoise([1e301]))
+    with pytest.raises(ConfigurationError, match=r"noise .*ops: factors .* at most 1e\+100"):
+        simulator.makespan([0, 0, 0])
+    assert Simulator(three_ops(), noise=EmpiricalNoise([1e99])).makespan(
+        [0, 0, 0]
+    ) == pytest.approx(3e99)
