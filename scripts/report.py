@@ -18,7 +18,7 @@ from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
 from doppler.viz import plot_gantt, write_trace
 from doppler.viz.figure import format_seconds
-from scripts.results import ResultsTable, Row
+from scripts.results import ResultsTable, Row, tie_note
 from scripts.run_folder import RunFolder
 
 SINGLE_DEVICE = "single device"
@@ -124,7 +124,9 @@ def _makespan(row: Row) -> float:
 
 def draw_gantt(row: Row, folder: RunFolder) -> Path:
     """Draws a row's simulated and, where there is one, measured schedule side by side."""
-    return plot_gantt(_panels(row), folder.gantt(row.label))
+    panels = _panels(row)
+    notes = [tie_note(row) if schedule is row.simulated else "" for _, schedule in panels]
+    return plot_gantt(panels, folder.gantt(row.label), notes=notes)
 
 
 def write_traces(rows: Sequence[Row], folder: RunFolder) -> Path:

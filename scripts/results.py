@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -22,9 +23,11 @@ from scripts.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor, Measurement, ResultCheck
-    from doppler.simulator import Simulator
+    from doppler.simulator import Robustness, Simulator
 
 UNKNOWN = "-"
+TIE_MARK = " *"
+TIE_SAMPLES = 64
 DRIFT_PERCENT = 15.0
 """A median simulation error above this is worth a footnote."""
 HEADERS = {
@@ -41,6 +44,7 @@ HEADERS = {
 CSV_COLUMNS = (
     "scheduler",
     "simulated_makespan_s",
+    "tie_sensitivity",
     "measured_makespan_median_s",
     "measured_makespan_q1_s",
     "measured_makespan_q3_s",
@@ -69,6 +73,7 @@ class Row:
     placement: Placement | None
     reason: str | None = None
     simulated: Schedule | None = None
+    robustness: Robustness | None = None
     measurement: Measurement | None = None
     check: ResultCheck | None = None
     bytes_moved: float | None = None
@@ -110,6 +115,8 @@ class ResultsTable:
                 # rounding alone can put the sum of a full device below the bound
                 gap = max(0.0, 100 * (simulated.makespan / self.lower_bound - 1))
                 cells["gap_to_lower_bound_percent"] = gap
+        if row.robustness is not None and np.isfinite(row.robustness.tie_sensitivity):
+            cells["tie_sensitivity"] = row.robustness.tie_sensitivity
         if measured is not None:
             cells["measured_makespan_median_s"] = float(measured.median)
             cells["measured_makespan_q1_s"] = float(measured.q1)
@@ -146,10 +153,14 @@ class ResultsTable:
         check = n["result_check"] or UNKNOWN
         if n["result_check"]:
             check = f"{check} ({n['result_max_relative_error']:.1e})"
-        simulated = n["simulated_makespan_s"]
+        simulated = UNKNOWN
+        if n["simulated_makespan_s"] is not None:
+            simulated = format_seconds(n["simulated_makespan_s"])
+        if row.robustness is not None and row.robustness.tie_sensitive:
+            simulated += TIE_MARK
         return [
             row.label,
-            UNKNOWN if simulated is None else format_seconds(simulated),
+            simulated,
             measured,
             _format(n["simulation_error_percent"], "{:+.1f} %"),
             _format(n["speed_up_over_single_device"], "{:.2f} x"),
@@ -258,6 +269,7 @@ def _simulate(row: Row, simulator: Simulator) -> None:
     except CapacityError as error:
         row.reason = str(error)
         return
+    row.robustness = simulator.robust(row.placement.devices, order, samples=TIE_SAMPLES)
     try:
         row.bytes_moved = row.simulated.bytes_moved()
     except UnknownQuantityError:
@@ -271,8 +283,8 @@ def _footnotes(
     notes = [
         f"simulated: network {simulator.network}, choose {simulator.choose}; costs from "
         f"{problem.cost_model.source}",
-        f"gap to bound: simulated makespan above {format_seconds(table.lower_bound)}, the larger "
-        "of the longest chain of ops and all work shared evenly, communication free",
+        f"gap to bound: simulated makespan above {format_seconds(table.lower_bound)}, the "
+        "larger of the longest chain of ops and all work shared at best, communication free",
     ]
     if measured:
         notes += _drift_note(table)
@@ -286,6 +298,11 @@ def _footnotes(
             f"{UNKNOWN} measured makespan, simulation error, result check: no executor, nothing "
             f"was run on real devices; speed-up over {table.single_device} and utilisation are "
             "simulated"
+        )
+    if any(row.robustness is not None and row.robustness.tie_sensitive for row in table.rows):
+        notes.append(
+            f"{TIE_MARK.strip()} tie-sensitive: the simulated makespan depends by a percent or "
+            f"more on which of equally urgent tasks goes first ({TIE_SAMPLES} random tie orders)"
         )
     if problem.graph.output_bytes is None:
         notes.append(f"{UNKNOWN} bytes moved: the problem's source gives seconds, not bytes")
@@ -305,6 +322,16 @@ def _drift_note(table: ResultsTable) -> list[str]:
         "while it was calibrated than now; calibrate and measure again on a quiet machine before "
         "trusting either column"
     ]
+
+
+def tie_note(row: Row) -> str:
+    """What a picture says of a tie-sensitive placement, nothing of others."""
+    if row.robustness is None or not row.robustness.tie_sensitive:
+        return ""
+    orders = np.append(row.robustness.tie_orders, row.robustness.nominal)
+    worst = float(orders.max())
+    reached = format_seconds(worst) if np.isfinite(worst) else "out of memory"
+    return f"tie-sensitive: {format_seconds(float(orders.min()))} to {reached} over tie orders"
 
 
 def _format(value: float | None, template: str) -> str:

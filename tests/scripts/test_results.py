@@ -18,7 +18,7 @@ from doppler.schedulers import EnumerativeOptimizer, RoundRobin
 from doppler.simulator import Simulator
 from scripts.progress import ProgressDisplay
 from scripts.report import EqualEvaluations, best_heuristic, scheduler_rows
-from scripts.results import CSV_COLUMNS, ResultsTable, Row, evaluate
+from scripts.results import CSV_COLUMNS, ResultsTable, Row, evaluate, tie_note
 
 
 def fork_problem(output_bytes: list[float] | None = None) -> PlacementProblem:
@@ -130,6 +130,34 @@ def test_all_placements_are_measured_together_so_that_rounds_interleave() -> Non
     )  # fmt: skip
     assert executor.measured_at_once == 2
     assert rows[2].measurement is None
+
+
+def ties_problem() -> PlacementProblem:
+    """0 -> 2 and 1 -> 3; ops 0 and 1 tie for device 0 (1 s each), op 2 takes 5 s elsewhere.
+
+    Op 0 first: op 2 1-6, op 3 2-3 on a third device: 6 s. Op 1 first: op 2 2-7: 7 s.
+    """
+    graph = DataflowGraph.from_edges("ties", 4, [(0, 2), (1, 3)])
+    topology = fully_connected(3, name="cpu")
+    costs = CostModel(
+        np.repeat([[1.0], [1.0], [5.0], [1.0]], 3, axis=1), np.zeros(4), np.zeros(6), np.ones(6),
+        "by hand",
+    )  # fmt: skip
+    return PlacementProblem(graph, topology, costs)
+
+
+def test_tie_sensitive_placements_are_marked_everywhere() -> None:
+    simulator = Simulator(ties_problem())
+    rows = [Row("tied", Placement([0, 0, 1, 2])), Row("steady", Placement([0, 0, 0, 0]))]
+    table = evaluate(
+        rows, simulator, None, repeats=0, warmup=0,
+        progress=ProgressDisplay(Console(file=io.StringIO())), single_device="steady",
+    )  # fmt: skip
+    assert [table.texts(row)[1] for row in rows] == ["6.000 s *", "8.000 s"]
+    assert [table.numbers(row)["tie_sensitivity"] for row in rows] == [7 / 6, 1]
+    assert any(note.startswith("* tie-sensitive") for note in table.footnotes)
+    assert tie_note(rows[0]) == "tie-sensitive: 6.000 s to 7.000 s over tie orders"
+    assert tie_note(rows[1]) == ""
 
 
 def test_csv_holds_full_precision_and_empty_cells() -> None:
