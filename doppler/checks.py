@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
-from doppler.errors import ConfigurationError, DopplerError, InvalidPlacementError
+from doppler.errors import ConfigurationError, DopplerError, FileFormatError, InvalidPlacementError
 
 _INT64 = np.iinfo(np.int64)
+_DECIMAL = re.compile(r"[+-]?[0-9]+")
+_MOST_DIGITS = 18
+"""Numbers that are no longer fit into 64 bits, whatever their digits."""
 _EXACT_FLOAT = 2.0**53
 """Up to here every whole number is a float of its own."""
 
 
 def whole_number(
-    value: Any, label: str, lowest: int, error: type[DopplerError] = ConfigurationError
+    value: Any,
+    label: str,
+    lowest: int,
+    error: type[DopplerError] = ConfigurationError,
+    most: int = _INT64.max,
 ) -> int:
-    """Returns an int of at least `lowest`, or refuses what is none; bools and floats are none.
+    """Returns an int from `lowest` to `most`, or refuses what is none; bools and floats are none.
 
     Raises:
         DopplerError: of type `error`, naming `label` and the value.
@@ -25,6 +33,8 @@ def whole_number(
         raise error(f"{label}: {shown(value)} is not a whole number")
     if value < lowest:
         raise error(f"{label}: {shown(value)} is below {lowest}")
+    if value > most:
+        raise error(f"{label}: {shown(value)} is above {most}")
     return int(value)
 
 
@@ -58,6 +68,51 @@ def whole_numbers(
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise error(f"{_place(where, at)}: {shown(raw[at])} is not a whole number")
     return np.array(raw, np.int64, order="C")
+
+
+def number(
+    value: Any, label: str, error: type[DopplerError], *, above: bool, infinite: bool = False
+) -> float:
+    """Returns a float above 0 (or of at least 0), or refuses what is none; bools are none.
+
+    Raises:
+        DopplerError: of type `error`, naming `label` and the value.
+    """
+    wanted = f"{'a' if infinite else 'a finite'} number {'above 0' if above else '>= 0'}"
+    if not isinstance(value, (bool, np.bool_)) and isinstance(value, (int, float, np.number)):
+        try:
+            read = float(value)
+        except (OverflowError, TypeError):
+            read = np.nan
+        if (read > 0 if above else read >= 0) and (infinite or read < np.inf):
+            return read
+    raise error(f"{label}: {shown(value)} is not {wanted}")
+
+
+def text_int(text: str, label: str) -> int:
+    """Reads a whole number of ASCII digits, with or without a sign, that fits into 64 bits.
+
+    Raises:
+        FileFormatError: naming `label` and the text.
+    """
+    if not _DECIMAL.fullmatch(text.strip()):
+        raise FileFormatError(f"{label}: {shown(text.strip())} is not a whole number")
+    if len(text.strip()) > _MOST_DIGITS:
+        raise FileFormatError(f"{label}: {shown(text.strip())} has too many digits")
+    return int(text)
+
+
+def name(value: Any, label: str, error: type[DopplerError]) -> str:
+    """Returns text that can be shown and written: not empty, no control characters.
+
+    Raises:
+        DopplerError: of type `error`, naming `label` and the value.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise error(f"{label}: {shown(value)} is not a name")
+    if not value.isprintable():  # also refuses lone surrogates
+        raise error(f"{label}: {shown(value)!a} holds characters that cannot be shown")
+    return value
 
 
 def shown(value: Any, most: int = 60) -> str:

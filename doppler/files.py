@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from doppler.errors import DopplerError
+from doppler.errors import DopplerError, FileFormatError
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
@@ -56,3 +58,28 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
     write_atomically(path, write)
+
+
+def parse_json(text: str, path: str | Path) -> Any:
+    """Parses JSON in which no object names a field twice.
+
+    Raises:
+        FileFormatError: naming the file and what is wrong with it.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"{path}: not complete JSON ({error}); is it truncated?") from error
+    except RecursionError as error:
+        raise FileFormatError(f"{path}: JSON nested too deeply") from error
+    except ValueError as error:  # more digits than Python reads, or a repeated field
+        raise FileFormatError(f"{path}: JSON that cannot be read: {error}") from error
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} appears twice in one object")
+    return fields

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from doppler import checks
 from doppler.errors import InvalidGraphError, UnknownQuantityError
 
 ROLES = ("shard", "reduction", "assembly")
@@ -93,9 +94,17 @@ class DataflowGraph:
             InvalidGraphError: no ops, a dangling, repeated or self edge, a cycle (named op by op),
                 an array of the wrong length, a negative or non-finite amount, an unknown role.
         """
-        if num_ops < 1:
-            raise InvalidGraphError(f"graph {name!r}: num_ops is {num_ops}, at least 1 is needed")
-        pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
+        checks.name(name, "graph, name", InvalidGraphError)
+        num_ops = checks.whole_number(num_ops, f"graph {name!r}, num_ops", 1, InvalidGraphError)
+        num_inputs = checks.whole_number(
+            num_inputs, f"graph {name!r}, num_inputs", 0, InvalidGraphError
+        )
+        pairs = checks.whole_numbers(edges, f"graph {name!r}, edges", InvalidGraphError)
+        if pairs.size and (pairs.ndim != 2 or pairs.shape[1] != 2):
+            raise InvalidGraphError(
+                f"graph {name!r}, edges: shape {pairs.shape}, expected (num_edges, 2)"
+            )
+        pairs = pairs.reshape(-1, 2)
         _check_edges(name, num_ops, pairs)
         by_producer = np.lexsort((pairs[:, 1], pairs[:, 0]))
         by_consumer = np.lexsort((pairs[:, 0], pairs[:, 1]))
@@ -116,7 +125,7 @@ class DataflowGraph:
             else frozen_array(meta_op, np.int64, f"graph {name!r}, meta_op", (num_ops,)),
             roles=_text_column(name, "roles", roles, num_ops),
             op_names=_text_column(name, "op_names", op_names, num_ops),
-            num_inputs=int(num_inputs),
+            num_inputs=num_inputs,
             topological_order=topological,
         )
         for op, role in enumerate(graph.roles or ()):

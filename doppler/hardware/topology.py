@@ -9,8 +9,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from doppler.checks import name, number, shown, whole_number
 from doppler.errors import ConfigurationError, InvalidProblemError
 
+MOST_SLOTS = 1 << 20
+"""Run-time memory grows with the compute slots, which no device has more of."""
 REFERENCE_BYTES = 1 << 20
 """Routes are the fastest ones for a tensor of this size. [B]"""
 
@@ -34,16 +37,17 @@ class Device:
     compute_slots: int = 1
 
     def __post_init__(self) -> None:
+        where = f"device {shown(self.name)}"
+        name(self.name, f"{where}, name", InvalidProblemError)
         for label in ("flops_per_second", "memory_bandwidth", "memory_bytes"):
             value = getattr(self, label)
-            if value is None and label == "memory_bytes":
-                continue
-            if not value > 0:  # also refuses NaN
-                raise InvalidProblemError(f"device {self.name!r}, {label}: {value} is not above 0")
-        if int(self.compute_slots) != self.compute_slots or self.compute_slots < 1:
-            raise InvalidProblemError(
-                f"device {self.name!r}, compute_slots: {self.compute_slots} is not a count >= 1"
-            )
+            if value is not None or label != "memory_bytes":
+                read = number(value, f"{where}, {label}", InvalidProblemError, above=True)
+                object.__setattr__(self, label, read)
+        slots = whole_number(
+            self.compute_slots, f"{where}, compute_slots", 1, InvalidProblemError, MOST_SLOTS
+        )
+        object.__setattr__(self, "compute_slots", slots)
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,20 @@ class Link:
     bus: str | None = None
 
     def __post_init__(self) -> None:
-        where = f"link {self.source} -> {self.target}"
-        if not self.bandwidth > 0:
-            raise InvalidProblemError(f"{where}, bandwidth: {self.bandwidth} B/s is not above 0")
-        if not (self.latency >= 0 and np.isfinite(self.latency)):
-            raise InvalidProblemError(f"{where}, latency: {self.latency} s is not finite and >= 0")
+        where = f"link {shown(self.source)} -> {shown(self.target)}"
+        for label in ("source", "target"):
+            end = whole_number(getattr(self, label), f"{where}, {label}", 0, InvalidProblemError)
+            object.__setattr__(self, label, end)
+        for label, above in (("bandwidth", True), ("latency", False)):
+            read = number(
+                getattr(self, label), f"{where}, {label}", InvalidProblemError,
+                above=above, infinite=above,
+            )  # fmt: skip
+            object.__setattr__(self, label, read)
         if self.source == self.target:
             raise InvalidProblemError(f"{where}: a link cannot lead back to its source")
-        if self.bus is not None and not (isinstance(self.bus, str) and self.bus):
-            raise InvalidProblemError(f"{where}, bus: {self.bus!r} is not a name or None")
+        if self.bus is not None:
+            name(self.bus, f"{where}, bus", InvalidProblemError)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,13 @@ class Topology:
     hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        name(self.name, "topology, name", InvalidProblemError)
+        if not isinstance(self.hosts, (tuple, list)):
+            raise InvalidProblemError(
+                f"topology {self.name!r}, hosts: {shown(self.hosts)} is not a list of names"
+            )
+        for index, host in enumerate(self.hosts):
+            name(host, f"topology {self.name!r}, hosts[{index}]", InvalidProblemError)
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "links", tuple(self.links))
         object.__setattr__(self, "hosts", tuple(self.hosts))
@@ -271,7 +287,7 @@ def make_topology(preset: str, num_devices: int) -> Topology:
     Raises:
         ConfigurationError: if no preset has that name.
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigurationError(
             f"topology {preset!r} is unknown; the presets are {', '.join(sorted(PRESETS))}"
         )
@@ -279,5 +295,4 @@ def make_topology(preset: str, num_devices: int) -> Topology:
 
 
 def _check_count(num_devices: int) -> None:
-    if isinstance(num_devices, bool) or int(num_devices) != num_devices or num_devices < 1:
-        raise InvalidProblemError(f"num_devices is {num_devices}, at least 1 is needed")
+    whole_number(num_devices, "num_devices", 1, InvalidProblemError)

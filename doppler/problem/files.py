@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from doppler.checks import whole_number
 from doppler.errors import FileFormatError
 from doppler.problem.json_format import problem_from_json, write_json_problem
 from doppler.problem.placement_problem import PlacementProblem
@@ -26,13 +27,17 @@ def load_problem(path: str | Path, num_devices: int | None = None) -> PlacementP
         FileFormatError: the file is missing, truncated or malformed; the message names the file and
             the line, op or field.
     """
+    if not isinstance(path, (str, Path)):
+        raise FileFormatError(f"path: {path!r} is not the path of a problem file")
     path = Path(path)
+    if num_devices is not None:
+        whole_number(num_devices, "num_devices", 1)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark in front
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file has
+        raise FileFormatError(f"{str(path)!r}: cannot be read as text: {error}") from error
     if not text.strip():
         raise FileFormatError(f"{path}: the file is empty")
     if text.lstrip().startswith(("{", "[")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from doppler.checks import shown
 from doppler.errors import DopplerError, FileFormatError
-from doppler.files import write_text_atomically
+from doppler.files import parse_json, write_text_atomically
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, Device, Link, Topology
 from doppler.problem.inputs import InputTensor
@@ -19,6 +21,9 @@ from doppler.problem.placement_problem import PlacementProblem
 
 FORMAT = "doppler-problem"
 VERSION = 1
+
+_LARGEST = 1 << 63
+"""What numpy's whole numbers end at."""
 
 _SECTIONS = ("graph", "topology", "cost_model")
 _OPTIONAL_SECTIONS = ("constraints", "inputs", "input_ops")
@@ -81,18 +86,16 @@ def problem_from_json(text: str, path: str, num_devices: int | None) -> Placemen
     Raises:
         FileFormatError: naming file, op and field.
     """
-    try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path}: not complete JSON ({error}); is it truncated?") from error
+    document = parse_json(text, path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileFormatError(f'{path}, format: not a problem file ("format": "{FORMAT}" expected)')
-    if document.get("version") != VERSION:
+    if document.get("version") != VERSION or type(document["version"]) is not int:
         raise FileFormatError(
-            f"{path}, version: {document.get('version')!r} is not {VERSION}, the version that this "
-            "release reads"
+            f"{path}, version: {shown(document.get('version'))} is not {VERSION}, "
+            "the version that this release reads"
         )
     with _located(path):
+        _check_num_ops(document)
         _no_other_keys(document, ("format", "version", *_SECTIONS, *_OPTIONAL_SECTIONS), "file")
         problem = PlacementProblem(
             _graph(_mapping(document, "graph", "file")),
@@ -110,13 +113,25 @@ def problem_from_json(text: str, path: str, num_devices: int | None) -> Placemen
     return problem
 
 
+def _check_num_ops(document: dict[str, Any]) -> None:
+    """Refuses a number of ops that the columns do not bear out, before anything is allocated."""
+    num_ops = _get(_mapping(document, "graph", "file"), "num_ops", "graph", int)
+    rows = len(_get(_mapping(document, "cost_model", "file"), "op_seconds", "cost_model", list))
+    if num_ops != rows:
+        raise FileFormatError(
+            f"graph, num_ops: {shown(num_ops)}, but cost_model, op_seconds has {rows} rows"
+        )
+
+
 def _graph(data: dict[str, Any]) -> DataflowGraph:
     _no_other_keys(data, ("name", "num_ops", "num_inputs", "edges", *_GRAPH_COLUMNS), "graph")
     edges = _get(data, "edges", "graph", list)
     for index, edge in enumerate(edges):
         whole = isinstance(edge, list) and len(edge) == 2 and all(type(v) is int for v in edge)
         if not whole:
-            raise FileFormatError(f"graph, edges[{index}]: {edge!r} is not [producer, consumer]")
+            raise FileFormatError(
+                f"graph, edges[{index}]: {shown(edge)} is not [producer, consumer]"
+            )
     columns: dict[str, Any] = {}
     for name in _GRAPH_COLUMNS:
         if name in data:
@@ -126,7 +141,7 @@ def _graph(data: dict[str, Any]) -> DataflowGraph:
         _get(data, "name", "graph", str),
         _get(data, "num_ops", "graph", int),
         edges,
-        num_inputs=data.get("num_inputs", 0),
+        num_inputs=_get({"num_inputs": 0, **data}, "num_inputs", "graph", int),
         **columns,
     )
 
@@ -159,7 +174,7 @@ def _topology(data: dict[str, Any]) -> Topology:
         name=_get(data, "name", "topology", str),
         devices=tuple(_records(data, "devices", Device, {}, "topology")),
         links=tuple(_records(data, "links", Link, {"bandwidth": float("inf")}, "topology")),
-        hosts=tuple(data.get("hosts", ())),
+        hosts=tuple(_column(data.get("hosts", []), str, "topology, hosts")),
     )
 
 
@@ -204,11 +219,14 @@ def _column(values: object, kind: type, where: str) -> list[Any]:
     if not isinstance(values, list):
         raise FileFormatError(f"{where}: a list expected")
     allowed = (int, float) if kind is float else (kind,)
+    limit = int(sys.float_info.max) if kind is float else _LARGEST
     for index, value in enumerate(values):
         if not isinstance(value, allowed) or isinstance(value, bool):
             raise FileFormatError(
-                f"{where}, entry {index}: {value!r} is not of type {kind.__name__}"
+                f"{where}, entry {index}: {shown(value)} is not of type {kind.__name__}"
             )
+        if isinstance(value, int) and not -limit <= value < limit:
+            raise FileFormatError(f"{where}, entry {index}: {shown(value)} has too many digits")
     return values
 
 
@@ -216,7 +234,7 @@ def _get(data: dict[str, Any], key: str, where: str, kind: type) -> Any:
     if key not in data:
         raise FileFormatError(f"{where}: the field {key!r} is missing")
     if not isinstance(data[key], kind) or isinstance(data[key], bool):
-        raise FileFormatError(f"{where}, {key}: {data[key]!r:.60} is not of type {kind.__name__}")
+        raise FileFormatError(f"{where}, {key}: {shown(data[key])} is not of type {kind.__name__}")
     return data[key]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from doppler.checks import shown, text_int
 from doppler.errors import FileFormatError, InvalidGraphError
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
@@ -90,13 +91,7 @@ def _ints(line: str, path: str, number: int, field: str) -> list[int]:
     for position, token in enumerate(line.rstrip(", ").split(",")):
         if not token.strip() and len(line.strip(", ")) == 0:
             return []
-        try:
-            values.append(int(token))
-        except ValueError as error:
-            raise FileFormatError(
-                f"{path}, line {number}, {field}, entry {position}: {token.strip()!r} is not a "
-                "whole number"
-            ) from error
+        values.append(text_int(token, f"{path}, line {number}, {field}, entry {position}"))
     return values
 
 
@@ -108,10 +103,11 @@ def _op_line(row: str, path: str, op: int) -> tuple[float, float, str]:
     amounts = []
     for label, token in (("compute amount", fields[0]), ("transfer amount", fields[1])):
         try:
-            amount = float(token)
+            # Python also reads 1_0 and the digits of other scripts
+            amount = float(token if token.isascii() and "_" not in token else "none")
         except ValueError as error:
-            raise FileFormatError(f"{where}, {label}: {token!r} is not a number") from error
+            raise FileFormatError(f"{where}, {label}: {shown(token)} is not a number") from error
         if not (np.isfinite(amount) and amount >= 0):
-            raise FileFormatError(f"{where}, {label}: {token} is not a finite amount >= 0")
+            raise FileFormatError(f"{where}, {label}: {shown(token)} is not a finite amount >= 0")
         amounts.append(amount / AMOUNTS_PER_SECOND)
     return amounts[0], amounts[1], fields[2]

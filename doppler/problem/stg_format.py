@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from doppler.checks import text_int
 from doppler.errors import FileFormatError, InvalidGraphError
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
@@ -107,15 +108,7 @@ def _announced(line: tuple[int, list[str]], path: str) -> int:
 
 
 def _whole_numbers(words: list[str], where: str) -> list[int]:
-    values = []
-    for position, word in enumerate(words):
-        try:
-            values.append(int(word))
-        except ValueError as error:
-            raise FileFormatError(
-                f"{where}, entry {position}: {word!r} is not a whole number"
-            ) from error
-    return values
+    return [text_int(word, f"{where}, entry {at}") for at, word in enumerate(words)]
 
 
 def _task(values: list[int], task: int, limit: int, where: str) -> tuple[int, list[int]]:

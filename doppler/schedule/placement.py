@@ -11,7 +11,7 @@ import numpy as np
 
 from doppler.checks import whole_numbers
 from doppler.errors import FileFormatError, InvalidPlacementError
-from doppler.files import write_text_atomically
+from doppler.files import parse_json, write_text_atomically
 from doppler.problem import PlacementProblem
 
 FORMAT = "doppler-placement"
@@ -71,9 +71,10 @@ class Placement:
             InvalidPlacementError: an entry out of range.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, TypeError, ValueError) as error:
             raise FileFormatError(f"{path}: cannot be read as a placement file: {error}") from error
+        document = parse_json(text, path)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise FileFormatError(f'{path}, format: not a placement file ("{FORMAT}" expected)')
         if document.get("version") != VERSION:

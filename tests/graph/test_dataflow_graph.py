@@ -78,7 +78,7 @@ def test_levels_agree_with_networkx(num_ops: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("num_ops", "edges", "columns", "message"),
     [
-        (0, [], {}, "num_ops is 0"),
+        (0, [], {}, "num_ops: 0 is below 1"),
         (2, [(0, 2)], {}, "edge 0 (0 -> 2): dangling"),
         (2, [(-1, 1)], {}, "dangling"),
         (2, [(1, 1)], {}, "op 1 consumes its own output"),

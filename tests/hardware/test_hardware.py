@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -56,8 +58,8 @@ def test_the_faster_route_wins() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: fully_connected(0), "num_devices is 0"),
-        (lambda: fully_connected(-3), "num_devices is -3"),
+        (lambda: fully_connected(0), "num_devices: 0 is below 1"),
+        (lambda: fully_connected(-3), "num_devices: -3 is below 1"),
         (lambda: Device("d", flops_per_second=0), "'d', flops_per_second"),
         (lambda: Device("d", memory_bytes=float("nan")), "'d', memory_bytes"),
         (lambda: Device("d", compute_slots=0), "'d', compute_slots"),
@@ -69,7 +71,7 @@ def test_the_faster_route_wins() -> None:
         (lambda: Topology("t", (Device("a"), Device("a"))), "share a name"),
     ],
 )
-def test_refusals(build, message: str) -> None:
+def test_refusals(build: Any, message: str) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         build()
     assert message in str(caught.value)
@@ -103,3 +105,51 @@ def test_roofline_needs_flops() -> None:
 def test_costs_must_be_finite(value: float) -> None:
     with pytest.raises(InvalidProblemError, match=r"op_seconds\[1, 0\]"):
         CostModel(np.array([[1.0], [value]]), np.zeros(2), np.zeros(0), np.zeros(0), "test")
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("name", ["", " ", None, 3, "a\nb", "a\ud800"]),
+        ("flops_per_second", [True, "1", None, 0, float("inf"), float("nan"), HUGE]),
+        ("memory_bandwidth", [True, [1], -1, float("inf")]),
+        ("memory_bytes", [True, "1", float("inf"), HUGE, 0]),
+        ("compute_slots", [True, 1.0, "1", None, 0, float("nan"), float("inf"), HUGE, 2**40]),
+    ],
+)
+def test_devices_check_their_types(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidProblemError, match=f"device .*{field}: .* is |{field}: .*hold"):
+            Device(**{"name": "d", field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("source", [True, "1", None, [1], 0.0, -1, 2**70]),
+        ("target", [True, "1", None, [1], 1.0, -1, 2**70]),
+        ("bandwidth", [True, "1", None, 0, float("nan")]),
+        ("latency", [True, "1", None, -1, float("inf"), HUGE]),
+        ("bus", ["", 3, "a\n"]),
+    ],
+)
+def test_links_check_their_types(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidProblemError, match=f"link .*, {field}: "):
+            Link(**{"source": 0, "target": 1, "bandwidth": 1.0, field: value})
+
+
+@pytest.mark.parametrize("hosts", [None, 5, "ab", [["x"]], [1], [""]])
+def test_hosts_are_a_list_of_names(hosts: Any) -> None:
+    with pytest.raises(InvalidProblemError, match="topology 't', hosts"):
+        Topology("t", (Device("d"),), hosts=hosts)
+
+
+def test_numpy_numbers_become_plain_ones() -> None:
+    device = Device("d", np.float32(2), compute_slots=np.int64(2))  # type: ignore[arg-type]
+    assert type(device.compute_slots) is int and type(device.flops_per_second) is float
+    link = Link(np.int64(0), np.int64(1), np.float64(3))  # type: ignore[arg-type]
+    assert type(link.source) is int and type(link.bandwidth) is float
