@@ -53,3 +53,7 @@ class ConfigurationError(DopplerError, ValueError):
 
 class CheckpointError(DopplerError, ValueError):
     """A checkpoint or run folder cannot be resumed from."""
+
+
+class TrainingError(DopplerError, RuntimeError):
+    """Training cannot go on; the message names stage and update."""

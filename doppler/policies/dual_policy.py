@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from doppler.construction.relations import DEVICE_FEATURES, OP_FEATURES, PAPER_DEVICE_FEATURES
 from doppler.errors import CheckpointError, ConfigurationError
-from doppler.files import write_atomically
 from doppler.policies.encoder import GraphEncoder
 from doppler.policies.features import (
     EDGE_COLUMNS,
@@ -25,9 +24,12 @@ from doppler.policies.features import (
     PathTable,
     ProblemFeatures,
 )
+from doppler.policies.torch_files import load_weights, read_table, read_torch_file, write_torch_file
 
 FORMAT = "doppler-policy"
 VERSION = 1
+MOST = 65536
+"""Of every width and count; more would only exhaust the memory."""
 NEVER = -1e9
 """Logit of what may not be chosen: finite, so that 0 * log 0 stays 0, yet its probability is 0."""
 
@@ -46,7 +48,7 @@ class PolicyConfig:
         sel_state_features: whether SEL's scores depend on what is placed (the paper's do not).
 
     Raises:
-        ConfigurationError: a width or count below 1.
+        ConfigurationError: a width or count below 1 or above `MOST`, or a switch that is no bool.
     """
 
     hidden_width: int = 64
@@ -62,6 +64,13 @@ class PolicyConfig:
             value = getattr(self, label)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"policy, {label}: {value!r} is not a whole number >= 1")
+            if value > MOST:
+                raise ConfigurationError(f"policy, {label}: {value!r} is above {MOST}")
+        for label in ("shared_encoder", "extended_features", "sel_state_features"):
+            if not isinstance(getattr(self, label), bool):
+                raise ConfigurationError(
+                    f"policy, {label}: {getattr(self, label)!r} is neither true nor false"
+                )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PolicyConfig:
@@ -73,6 +82,21 @@ class PolicyConfig:
                 f"policy: unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
             )
         return cls(**values)
+
+    @classmethod
+    def from_document(cls, values: dict[str, Any], where: str | Path) -> PolicyConfig:
+        """Reads the config that a file holds, which has every option.
+
+        Raises:
+            CheckpointError: naming the file, if an option is missing, unknown or impossible.
+        """
+        for field in fields(cls):
+            if field.name not in values:
+                raise CheckpointError(f"{where}, policy {field.name}: is missing")
+        try:
+            return cls.from_dict(values)
+        except ConfigurationError as error:
+            raise CheckpointError(f"{where}, {error}") from error
 
 
 class PolicyTables(NamedTuple):
@@ -194,25 +218,19 @@ class DualPolicy(nn.Module):
             "config": asdict(self.config),
             "weights": self.state_dict(),
         }
-        write_atomically(path, lambda temporary: torch.save(document, temporary))
+        write_torch_file(path, document)
 
     @classmethod
     def load(cls, path: str | Path) -> DualPolicy:
         """Reads a file written by `save`.
 
         Raises:
-            CheckpointError: missing, unreadable, or not a policy file of this version.
+            CheckpointError: missing, damaged, not a policy file of this version, or with weights
+                that do not fit its shape or are not finite.
         """
-        try:
-            document = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds for a damaged file
-            raise CheckpointError(f"{path}: cannot be read as a policy file: {error}") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise CheckpointError(f'{path}, format: not a policy file ("{FORMAT}" expected)')
-        if document.get("version") != VERSION:
-            raise CheckpointError(f"{path}, version: {document.get('version')!r} is not {VERSION}")
-        policy = cls(PolicyConfig.from_dict(document["config"]))
-        policy.load_state_dict(document["weights"])
+        document = read_torch_file(path, "policy file", FORMAT, VERSION)
+        policy = cls(PolicyConfig.from_document(read_table(document, "config", path), path))
+        load_weights(policy, read_table(document, "weights", path), f"{path}, weights")
         return policy
 
 

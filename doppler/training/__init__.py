@@ -1,8 +1,15 @@
 """Training: roll-outs, the three stages, checkpoints and callbacks."""
 
 from doppler.training.callbacks import METRICS, Callback, CsvMetrics
+from doppler.training.checkpoint import load_policy_from_checkpoint
 from doppler.training.imitation import CriticalPathTeacher, Imitation, PlacementTeacher
-from doppler.training.objectives import Objective, measured_objective, simulated_objective
+from doppler.training.objectives import (
+    Objective,
+    SimulatedObjective,
+    measured_objective,
+    simulated_objective,
+    simulator_identity,
+)
 from doppler.training.real_rl import RealRL
 from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
 from doppler.training.sim_rl import SimRL
@@ -23,10 +30,13 @@ __all__ = [
     "RealRL",
     "RolloutBatch",
     "SimRL",
+    "SimulatedObjective",
     "Stage",
     "Trainer",
     "TrainingResult",
+    "load_policy_from_checkpoint",
     "measured_objective",
     "rollout",
     "simulated_objective",
+    "simulator_identity",
 ]

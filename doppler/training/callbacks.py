@@ -76,6 +76,8 @@ class CsvMetrics(Callback):
     def on_start(self, trainer: Trainer, resumed: bool) -> None:
         if resumed and self.path.exists():
             self._cut(trainer.state.total_updates)
+        elif self.path.is_dir():
+            raise CheckpointError(f"{self.path}: is a folder, metrics go there; move it away")
         else:
             write_text_atomically(self.path, ",".join(METRICS) + "\n")
         self._stream = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115
@@ -93,7 +95,12 @@ class CsvMetrics(Callback):
 
     def _cut(self, total_updates: int) -> None:
         """Keeps the header and the complete rows of updates that the checkpoint holds."""
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"{self.path}: cannot be read as metrics: {error}; move it away"
+            ) from error
         if not lines or lines[0].strip() != ",".join(METRICS):
             raise CheckpointError(f"{self.path}: not the metrics of this version; move it away")
         kept = [lines[0]]

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from doppler.errors import CheckpointError
-from doppler.files import write_atomically
+from doppler.policies import DualPolicy, PolicyConfig
+from doppler.policies.torch_files import load_weights, read_table, read_torch_file, write_torch_file
 from doppler.problem import PlacementProblem
 
 FORMAT = "doppler-checkpoint"
 VERSION = 1
+PARTS = ("identity", "policy", "optimiser", "rng", "state")
+"""Entries that every checkpoint has."""
 
 
 def problem_identity(problem: PlacementProblem) -> dict[str, Any]:
@@ -32,6 +34,11 @@ def problem_identity(problem: PlacementProblem) -> dict[str, Any]:
         problem.topology.memory_bytes,
     ):
         digest.update(np.ascontiguousarray(array).tobytes())
+    if np.isfinite(problem.topology.memory_bytes).any() and problem.graph.output_bytes is not None:
+        digest.update(np.ascontiguousarray(problem.graph.output_bytes).tobytes())
+    if problem.constrained:
+        for rule in (problem.pinned, problem.colocation, problem.input_ops):
+            digest.update(b"none" if rule is None else np.ascontiguousarray(rule).tobytes())
     return {
         "name": problem.name,
         "num_ops": problem.num_ops,
@@ -49,7 +56,7 @@ def save_checkpoint(path: Path, identity: dict[str, Any], contents: dict[str, An
         contents: tensors, numbers, text and containers of them.
     """
     document = _plain({"format": FORMAT, "version": VERSION, "identity": identity, **contents})
-    write_atomically(path, lambda temporary: torch.save(document, temporary))
+    write_torch_file(path, document)
 
 
 def load_checkpoint(path: Path, identity: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -63,21 +70,31 @@ def load_checkpoint(path: Path, identity: dict[str, Any] | None = None) -> dict[
         CheckpointError: missing, damaged, of another version, or of another run; the message
             names the first difference.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no checkpoint to resume from")
-    try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(f'{path}, format: not a checkpoint ("{FORMAT}" expected)')
-    if document.get("version") != VERSION:
-        raise CheckpointError(f"{path}, version: {document.get('version')!r} is not {VERSION}")
+    document = read_torch_file(path, "checkpoint", FORMAT, VERSION)
+    for part in PARTS:
+        read_table(document, part, path)
     if identity is not None:
         difference = _first_difference(document["identity"], identity, "")
         if difference:
             raise CheckpointError(f"{path} belongs to another run: {difference}")
     return document
+
+
+def load_policy_from_checkpoint(path: str | Path) -> tuple[DualPolicy, dict[str, Any]]:
+    """Builds the policy that a checkpoint holds.
+
+    Returns:
+        The policy, and the identity of the run that trained it (problem, policy, stages, seed).
+
+    Raises:
+        CheckpointError: missing, damaged, or of another version; or its weights do not fit or are
+            not finite.
+    """
+    document = load_checkpoint(Path(path))
+    shape = read_table(document["identity"], "policy", f"{path}, identity")
+    policy = DualPolicy(PolicyConfig.from_document(shape, path))
+    load_weights(policy, document["policy"], f"{path}, policy")
+    return policy, document["identity"]
 
 
 def _plain(value: Any) -> Any:

@@ -111,7 +111,7 @@ class Imitation(Stage):
             "entropy_sel": report.sel_entropy,
             "entropy_plc": report.plc_entropy,
             "exploration": 0.0,
-            **self.step(trainer),
+            **self.step(trainer, report.loss),
         }
 
     def end(self, trainer: Trainer) -> dict[str, Any]:

@@ -96,19 +96,38 @@ class MeasurementJournal:
     def _read(self, path: Path) -> None:
         if not path.exists():
             return
-        raw = path.read_bytes()
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         end = raw.rfind(b"\n") + 1
+        for number, line in enumerate(raw[:end].split(b"\n")[:-1], start=1):
+            try:
+                self._take(json.loads(line.decode("utf-8")))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{path}, line {number}: not a line of a measurement journal ({error}); move "
+                    "it away"
+                ) from error
         if end < len(raw):
             os.truncate(path, end)
-        for number, line in enumerate(raw[:end].decode("utf-8").splitlines(), start=1):
-            try:
-                record = json.loads(line)
-                if "round" in record:  # a later line for the same round replaces an earlier one
-                    self._rounds[record["round"]] = record
-                    _ = record["placements"], record["measured_makespans"]
-                else:
-                    self._known.add(record["placement"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise CheckpointError(
-                    f"{path}, line {number}: not a line of a measurement journal; move it away"
-                ) from error
+
+    def _take(self, record: dict[str, Any]) -> None:
+        """Takes one record in; raises ValueError, KeyError or TypeError for what is none."""
+        if "round" not in record:
+            name = record["placement"]
+            if not isinstance(name, str):
+                raise TypeError(f"placement {name!r} is no name")
+            self._known.add(name)
+            return
+        index, names, makespans = (
+            record[key] for key in ("round", "placements", "measured_makespans")
+        )
+        if not isinstance(index, int) or not isinstance(names, list):
+            raise TypeError("round or placements have the wrong type")
+        if len(names) != len(makespans):
+            raise ValueError(f"{len(makespans)} makespans of {len(names)} placements")
+        for value in makespans:
+            if not isinstance(value, float | int) or not value >= 0:
+                raise ValueError(f"measured makespan {value!r} is not a time >= 0")
+        self._rounds[index] = record  # a later line for the same round replaces an earlier one

@@ -7,8 +7,11 @@ makespan per row in the result # (batch,) [s], infinite for a placement that can
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,13 +32,58 @@ class PlacementRunner(Protocol):
     def run(self, placement: Placement) -> Schedule: ...
 
 
-def simulated_objective(simulator: BatchSimulator) -> Objective:
+@dataclass(frozen=True, eq=False)
+class SimulatedObjective:
+    """Simulated makespans, with what tells this objective from others.
+
+    Args:
+        simulator: reads the orders under `choose=given` only.
+        identity: see `simulator_identity`; a resumed run must share it.
+    """
+
+    simulator: BatchSimulator
+    identity: Mapping[str, Any]
+
+    def __call__(self, placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        return self.simulator.makespans(placements, orders)
+
+
+def simulated_objective(simulator: BatchSimulator) -> SimulatedObjective:
     """Simulated makespans; the simulator reads the orders under `choose=given` only."""
+    return SimulatedObjective(simulator, simulator_identity(simulator))
 
-    def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
-        return simulator.makespans(placements, orders)
 
-    return objective
+def simulator_identity(simulator: Any, **settings: Any) -> dict[str, Any]:
+    """What two simulators of one problem must share to judge placements alike.
+
+    Args:
+        simulator: a `Simulator`, or one with its face.
+        **settings: further values that the makespans depend on (a seed, a number of samples).
+
+    Returns:
+        Its network, choose rule, execution, noise, tie ranks and statistic, as far as it has them.
+    """
+    found: dict[str, Any] = {}
+    inner = getattr(simulator, "simulator", simulator)
+    for label in ("network", "choose", "execution", "statistic"):
+        value = getattr(simulator, label, getattr(inner, label, None))
+        if value is not None:
+            found[label] = str(value)
+    noise = getattr(inner, "noise", None)
+    found["noise"] = "none" if noise is None else _short(noise)
+    ranks = getattr(getattr(inner, "engine", None), "rank", ())
+    if len(ranks):  # choose=random draws them with the simulator's seed
+        found["ranks"] = hashlib.sha256(np.ascontiguousarray(ranks).tobytes()).hexdigest()[:16]
+    return {**found, **settings}
+
+
+def _short(noise: Any) -> str:
+    """A noise model in full, or by a hash of that where it is long."""
+    with np.printoptions(threshold=sys.maxsize, precision=17, floatmode="unique"):
+        text = repr(noise)
+    if len(text) <= 200:
+        return text
+    return f"{type(noise).__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def measured_objective(executor: PlacementRunner) -> Objective:

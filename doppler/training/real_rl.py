@@ -55,7 +55,8 @@ class RealRL(ReinforceStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_counts("repeats", "confirm_repeats", "final_repeats")
-        self.require(0.5 <= self.confidence < 1.0, "confidence", "in [0.5, 1)")
+        self.require_number("confidence", least=0.5)
+        self.require(self.confidence < 1.0, "confidence", "in [0.5, 1)")
 
     def prepare(self, trainer: Trainer) -> None:
         if trainer.measured is None:
@@ -92,7 +93,7 @@ class RealRL(ReinforceStage):
             LossWeights(weights, self.sel_entropy, self.plc_entropy),
             tables=tables,
         )
-        stepped = self.step(trainer)
+        stepped = self.step(trainer, report.loss)
         best = int(np.argmin(medians[1:]))
         if medians[1 + best] < medians[0]:
             self._challenge(trainer, candidates[best])

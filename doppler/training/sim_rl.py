@@ -23,7 +23,7 @@ class SimRL(ReinforceStage):
     Args:
         elite_batch: episodes of the archive that every update imitates besides; 0: plain REINFORCE.
         elite_weight: of an archived episode's log-likelihood; advantages have deviation 1.
-        archive_size: how many of the best placements are kept.
+        archive_size: how many of the best placements are kept, at least 1.
     """
 
     learning_rate: float = 3e-3
@@ -36,8 +36,9 @@ class SimRL(ReinforceStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_counts("elite_batch", "archive_size", least=0)
-        self.require(self.elite_weight >= 0.0, "elite_weight", "at least 0")
+        self.require_counts("elite_batch", least=0)
+        self.require_counts("archive_size")
+        self.require_number("elite_weight", least=0.0)
 
     def prepare(self, trainer: Trainer) -> None:
         if trainer.simulated is None:
@@ -47,7 +48,7 @@ class SimRL(ReinforceStage):
         )
 
     def start(self, trainer: Trainer) -> None:
-        trainer.state.archive.capacity = max(self.archive_size, 1)
+        trainer.state.archive.capacity = self.archive_size
 
     def update(self, trainer: Trainer) -> dict[str, Any]:
         state, size = trainer.state, self.batch_size
@@ -75,5 +76,5 @@ class SimRL(ReinforceStage):
             "simulated_makespan_mean": float(makespans.mean()),
             "simulated_makespan_min": float(makespans.min()),
             "simulated_makespan_best": state.best_makespan,
-            **self.step(trainer),
+            **self.step(trainer, report.loss),
         }

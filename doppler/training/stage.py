@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,13 +11,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from doppler.errors import ConfigurationError
+from doppler.errors import ConfigurationError, TrainingError
 from doppler.training.schedules import linear
 
 if TYPE_CHECKING:
     from doppler.training.trainer import Trainer
 
+_BOUNDS = {"above": "above", "least": ">=", "most": "<="}
 BASELINES = ("leave_one_out", "batch_mean", "running_mean")
+
+
+def is_number(
+    value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> bool:
+    """Whether a value is a finite number (no bool) within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    # Compared first: an int beyond every float has no finite float.
+    return bool(max(-sys.float_info.max, least) <= value <= min(sys.float_info.max, most)) and bool(
+        value > above
+    )
 
 
 @dataclass
@@ -45,10 +60,11 @@ class Stage(ABC):
 
     def __post_init__(self) -> None:
         self.require_counts("episodes", "batch_size")
-        self.require(self.learning_rate > 0, "learning_rate", "above 0")
-        self.require(self.final_learning_rate >= 0, "final_learning_rate", "at least 0")
-        self.require(self.gradient_clip > 0, "gradient_clip", "above 0")
-        self.require(self.budget_s is None or self.budget_s > 0, "budget_s", "above 0, or none")
+        self.require_number("learning_rate", above=0.0, most=1.0)
+        self.require_number("final_learning_rate", least=0.0, most=1.0)
+        self.require_number("gradient_clip", above=0.0)
+        if self.budget_s is not None:
+            self.require_number("budget_s", above=0.0)
 
     @property
     def num_updates(self) -> int:
@@ -92,17 +108,37 @@ class Stage(ABC):
             whole = isinstance(value, int) and not isinstance(value, bool)
             self.require(whole and value >= least, label, f"a whole number >= {least}")
 
+    def require_number(self, label: str, **bounds: float) -> None:
+        what = ", ".join(f"{_BOUNDS[side]} {bound:g}" for side, bound in bounds.items())
+        holds = is_number(getattr(self, label), **bounds)
+        self.require(holds, label, f"a finite number {what}")
+
+    def require_bool(self, label: str) -> None:
+        self.require(isinstance(getattr(self, label), bool), label, "true or false")
+
     def scheduled(self, first: float, last: float, update: int) -> float:
         return linear(first, last, update, self.num_updates)
 
-    def step(self, trainer: Trainer) -> dict[str, float]:
-        """Clips the gradient and applies it with the scheduled learning rate."""
+    def step(self, trainer: Trainer, loss: float) -> dict[str, float]:
+        """Clips the gradient and applies it with the scheduled learning rate.
+
+        Raises:
+            TrainingError: loss or gradient is not finite; the weights stay as they are.
+        """
         optimiser = trainer.optimiser
         for group in optimiser.param_groups:
             group["lr"] = self.scheduled(
                 self.learning_rate, self.final_learning_rate, trainer.state.update
             )
         norm = torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), self.gradient_clip)
+        for label, value in (("loss", loss), ("gradient norm", float(norm))):
+            if not math.isfinite(value):
+                optimiser.zero_grad(set_to_none=True)
+                raise TrainingError(
+                    f"stage {self.name}, update {trainer.state.update + 1}: the {label} is "
+                    f"{value}; the weights of the last checkpoint are from before that. Lower "
+                    f"{self.name}.learning_rate (now {self.learning_rate:g})"
+                )
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         return {"learning_rate": optimiser.param_groups[0]["lr"], "grad_norm": float(norm)}
@@ -133,9 +169,10 @@ class ReinforceStage(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         for label in ("exploration", "final_exploration"):
-            self.require(0.0 <= getattr(self, label) <= 1.0, label, "in [0, 1]")
+            self.require_number(label, least=0.0, most=1.0)
         for label in ("sel_entropy", "plc_entropy"):
-            self.require(getattr(self, label) >= 0.0, label, "at least 0")
+            self.require_number(label, least=0.0)
+        self.require_bool("normalise")
         self.require(self.baseline in BASELINES, "baseline", f"one of {', '.join(BASELINES)}")
 
     def advantages(self, trainer: Trainer, makespans: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 from doppler.training.callbacks import Callback
 from doppler.training.checkpoint import load_checkpoint, problem_identity, save_checkpoint
+from doppler.training.lock import locked_folder
 from doppler.training.objectives import Objective
+from doppler.training.restore import restore
 from doppler.training.rollout import EpisodeRunner
-from doppler.training.stage import Stage
+from doppler.training.stage import Stage, is_number
 from doppler.training.state import TrainingState
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -37,6 +39,7 @@ class TrainingResult:
         measured: `real_rl`'s final placement, or None without that stage.
         stages: what each finished stage reported.
         completed: False if a time budget ended it.
+        reason: why `simulated` is None, to be shown in its place; None where there is one.
         episodes, evaluations, seconds: what it took.
     """
 
@@ -47,6 +50,7 @@ class TrainingResult:
     episodes: int
     evaluations: int
     seconds: float
+    reason: str | None = None
 
 
 class Trainer:
@@ -66,6 +70,11 @@ class Trainer:
         checkpoints: where and how often state is saved; None keeps nothing on disk.
         budget_s: stop after so many seconds of training in all; the stage that it cuts short still
             reports, and resuming with more time goes on within it. [s]
+        objective_identity: what tells the simulated objective from others; None for its own
+            attribute `identity`, if any. A resumed run must share it.
+
+    Raises:
+        ConfigurationError: no stages, or an impossible seed or budget.
     """
 
     def __init__(
@@ -81,16 +90,26 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         checkpoints: Checkpoints | None = None,
         budget_s: float | None = None,
+        objective_identity: Mapping[str, Any] | None = None,
     ) -> None:
         if not stages:
             raise ConfigurationError("trainer: no stages; name at least one")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ConfigurationError(f"trainer, seed: {seed!r} is not a whole number >= 0")
+        if budget_s is not None and not is_number(budget_s, above=0.0):
+            raise ConfigurationError(
+                f"trainer, budget_s: {budget_s!r} is not a finite number above 0, or none"
+            )
         self.problem = problem
         self.policy = policy
         self.stages = tuple(stages)
         self.simulated = simulated
         self.measured = measured
         self.network = network
-        self.seed = seed
+        self.seed = int(seed)
+        if objective_identity is None:
+            objective_identity = getattr(simulated, "identity", None)
+        self.objective_identity = objective_identity
         self.callbacks = tuple(callbacks)
         self.checkpoints = checkpoints
         self.budget_s = budget_s
@@ -119,10 +138,16 @@ class Trainer:
             resume: continue from the checkpoint.
 
         Raises:
-            CheckpointError: nothing to resume from, a checkpoint of another run, or a fresh start
-                in a folder that holds a run already.
+            CheckpointError: nothing to resume from, a damaged checkpoint or one of another run, a
+                fresh start in a folder that holds a run already, or another process that trains
+                in the folder now.
+            TrainingError: training diverged; the last checkpoint is from before.
             KeyboardInterrupt: see above.
         """
+        with locked_folder(self.folder):
+            return self._fit(resume)
+
+    def _fit(self, resume: bool) -> TrainingResult:
         self._begin(resume)
         with _one_torch_thread(), self._deferred_interrupt():
             try:
@@ -141,6 +166,7 @@ class Trainer:
             episodes=state.episodes,
             evaluations=state.evaluations,
             seconds=state.seconds,
+            reason=self._why_no_placement(),
         )
 
     def simulate(self, placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
@@ -180,7 +206,20 @@ class Trainer:
             "stages": [{"name": stage.name, **stage.options()} for stage in self.stages],
             "network": self.network,
             "seed": self.seed,
+            **({} if self.objective_identity is None else {"objective": self.objective_identity}),
         }
+
+    def _why_no_placement(self) -> str | None:
+        """Why there is no best simulated placement, or None if there is one."""
+        state = self.state
+        if len(state.archive):
+            return None
+        if state.evaluations == 0:
+            return "no placement was simulated"
+        return (
+            f"no placement within memory was found: all {state.evaluations} that were simulated "
+            "need more memory on a device than it has"
+        )
 
     def _begin(self, resume: bool) -> None:
         if self.checkpoints is None:
@@ -196,10 +235,7 @@ class Trainer:
             self.save()
             return
         document = load_checkpoint(path, self.identity())
-        self.policy.load_state_dict(document["policy"])
-        self.optimiser.load_state_dict(document["optimiser"])
-        self.rng.bit_generator.state = document["rng"]
-        self.state = TrainingState.from_state_dict(document["state"])
+        restore(self, document, path)
 
     def _run_stages(self) -> bool:
         for index in range(self.state.stage, len(self.stages)):
@@ -321,8 +357,11 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        if self.every < 1:
-            raise ConfigurationError(f"checkpoints, every: {self.every} is not at least 1")
+        whole = isinstance(self.every, int) and not isinstance(self.every, bool)
+        if not whole or self.every < 1:
+            raise ConfigurationError(
+                f"checkpoints, every: {self.every!r} is not a whole number >= 1"
+            )
 
     @property
     def path(self) -> Path:

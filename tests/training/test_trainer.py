@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_and_missing_checkpoints_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
         make_trainer(tmp_path).fit(resume=True)
     trainer = make_trainer(tmp_path)
     trainer.save()
