@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,33 @@ def number(
         if (read > 0 if above else read >= 0) and (infinite or read < np.inf):
             return read
     raise error(f"{label}: {shown(value)} is not {wanted}")
+
+
+def amounts(values: Any, label: str, error: type[DopplerError]) -> np.ndarray:
+    """Copies an array-like of real numbers, not text or bools, into a read-only float array.
+
+    Raises:
+        DopplerError: of type `error`, naming `label`.
+    """
+    try:
+        raw = np.asarray(values)
+        if raw.dtype.kind not in "iufO":
+            raise TypeError(f"{raw.dtype} is not a type of numbers")
+        if raw.dtype.kind == "O" and any(not isinstance(v, (int, float)) for v in raw.flat):
+            raise TypeError("an entry is no number")
+        array = np.array(raw, np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
+        raise error(f"{label}: not an array of numbers: {problem}") from problem
+    array.setflags(write=False)
+    return array
+
+
+def restore_frozen(target: Any, state: dict[str, Any]) -> None:
+    """Restores a pickled dataclass whose arrays are read-only, which pickling forgets."""
+    for field in fields(target):
+        if isinstance(state.get(field.name), np.ndarray):
+            state[field.name].setflags(write=False)
+    target.__dict__.update(state)
 
 
 def text_int(text: str, label: str) -> int:

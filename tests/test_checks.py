@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from doppler import CostModel, DataflowGraph, Placement, PlacementProblem
 from doppler.checks import whole_number, whole_numbers
-from doppler.errors import ConfigurationError, InvalidPlacementError
+from doppler.errors import ConfigurationError, InvalidPlacementError, InvalidProblemError
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 
@@ -99,3 +101,23 @@ def test_a_count_is_an_int_above_its_lowest(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="seed: "):
         whole_number(value, "seed", 0)
     assert whole_number(np.int64(3), "seed", 0) == 3
+
+
+@pytest.mark.parametrize(
+    "values", [[["1"]], [[None]], [[True]], [[1j]], [[1], [1, 2]], [[10**400]]]
+)
+def test_costs_are_numbers(values: Any) -> None:
+    with pytest.raises(InvalidProblemError, match=r"\(by hand\), op_seconds: not an array of num"):
+        CostModel(values, [1], [], [], "by hand")  # type: ignore[arg-type]
+
+
+def test_copies_stay_read_only() -> None:
+    problem, placement = two_ops(), Placement(np.array([0, 1]), np.array([0, 1]))
+    for copied, placed in (
+        (pickle.loads(pickle.dumps(problem)), pickle.loads(pickle.dumps(placement))),
+        (copy.deepcopy(problem), copy.deepcopy(placement)),
+    ):
+        graph, costs = copied.graph, copied.cost_model
+        arrays = (graph.succ_ops, graph.topological_order, costs.op_seconds, placed.devices)
+        assert not any(array.flags.writeable for array in (*arrays, placed.order))
+        assert Simulator(copied).makespan(placed) == 3.0

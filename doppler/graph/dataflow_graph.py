@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -134,6 +135,9 @@ class DataflowGraph:
                     f"graph {name!r}, op {op}, roles: {role!r} is not one of {', '.join(ROLES)}"
                 )
         return graph
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        checks.restore_frozen(self, state)
 
     @property
     def num_ops(self) -> int:

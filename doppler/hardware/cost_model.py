@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from doppler.checks import amounts, restore_frozen
 from doppler.errors import InvalidProblemError
 from doppler.graph import DataflowGraph
 from doppler.hardware.topology import Topology
@@ -36,16 +38,18 @@ class CostModel:
 
     def __post_init__(self) -> None:
         for label in ("op_seconds", "transfer_volume", "link_latency", "link_seconds_per_unit"):
-            array = np.array(getattr(self, label), dtype=np.float64)
+            where = f"cost model ({self.source}), {label}"
+            array = amounts(getattr(self, label), where, InvalidProblemError)
             bad = np.argwhere(~(np.isfinite(array) & (array >= 0)))
             if bad.size:
-                where = ", ".join(str(i) for i in bad[0])
+                entry = ", ".join(str(i) for i in bad[0])
                 raise InvalidProblemError(
-                    f"cost model ({self.source}), {label}[{where}]: {array[tuple(bad[0])]} is not "
-                    "finite and >= 0"
+                    f"{where}[{entry}]: {array[tuple(bad[0])]} is not finite and >= 0"
                 )
-            array.setflags(write=False)
             object.__setattr__(self, label, array)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_frozen(self, state)
 
     def scaled(self, factor: float) -> CostModel:
         """The same costs, every one multiplied by `factor`."""

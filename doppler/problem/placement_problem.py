@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from doppler.checks import whole_numbers
+from doppler.checks import restore_frozen, whole_numbers
 from doppler.errors import InvalidGraphError, InvalidPlacementError, InvalidProblemError
 from doppler.graph import DataflowGraph
 from doppler.graph.dataflow_graph import frozen_array
@@ -87,6 +88,9 @@ class PlacementProblem:
                 )
         check_finite(self.graph, self.topology, self.cost_model)
         _ = self.constraints  # fails here, with ops and devices, where they contradict
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_frozen(self, state)
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from doppler.checks import whole_numbers
+from doppler.checks import restore_frozen, whole_numbers
 from doppler.errors import FileFormatError, InvalidPlacementError
 from doppler.files import parse_json, write_text_atomically
 from doppler.problem import PlacementProblem
@@ -47,6 +47,9 @@ class Placement:
                 )
             array.setflags(write=False)
             object.__setattr__(self, label, array)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_frozen(self, state)
 
     def save(self, path: str | Path, problem: PlacementProblem) -> None:
         """Writes a JSON file that names the problem it belongs to."""
