@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
 from envs.placement import PlacementEnv
 
@@ -77,10 +78,8 @@ class MeasuredPlacementEnv(PlacementEnv):
             raise ConfigurationError(
                 "environment, problem: a measured environment needs a workload, which has kernels"
             )
-        if repeats < 1 or warmup < 0:
-            raise ConfigurationError(
-                f"environment, repeats and warmup: {repeats} and {warmup}, at least 1 and 0 needed"
-            )
+        repeats = whole_number(repeats, "environment, repeats", 1)
+        warmup = whole_number(warmup, "environment, warmup", 0)
         for option, default in (("num_devices", 2), ("topology", "cpu"), ("scale", "host")):
             if options.get(option) is None:
                 options[option] = default

@@ -13,7 +13,7 @@ from doppler.construction import Construction
 from doppler.errors import ConfigurationError
 from envs.observation import Observer
 from envs.rendering import render_picture, render_text
-from envs.task import make_task
+from envs.task import make_task, whole_actions
 
 Observation = dict[str, Any]
 
@@ -144,6 +144,8 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
 
         Raises:
             ResetNeeded: the episode is over.
+            ConfigurationError: the action is of another shape or not of whole numbers. (One that
+                is, but not legal, ends the episode.)
         """
         if self._over:
             raise ResetNeeded("the episode is over; call reset() before the next step()")
@@ -182,8 +184,8 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
         return spaces.MultiDiscrete([problem.num_ops, problem.num_devices])
 
     def _op_and_device(self, action: Any) -> tuple[int, int]:
-        op, device = np.asarray(action).tolist()
-        return int(op), int(device)
+        op, device = whole_actions(action, (2,), "(op, device)").tolist()
+        return op, device
 
     def _judge(self) -> tuple[float, dict[str, Any]]:
         """Reward and info of a complete placement."""

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.placement import PlacementEnv
+from envs.task import whole_actions
 
 
 class PlacementFlatEnv(PlacementEnv):
@@ -63,4 +64,5 @@ class PlacementFlatEnv(PlacementEnv):
         return spaces.Discrete(self.task.problem.num_ops * self.task.problem.num_devices)
 
     def _op_and_device(self, action: Any) -> tuple[int, int]:
-        return divmod(int(action), self.task.problem.num_devices)
+        number = int(whole_actions(action, (), "number"))
+        return divmod(number, self.task.problem.num_devices)

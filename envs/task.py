@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from doppler import PlacementProblem, load_problem
+from doppler.checks import shown
 from doppler.errors import CapacityError, ConfigurationError
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from doppler.workloads import Workload, make_workload
+
+_LARGEST = float(np.finfo(np.float64).max)
 
 DEFAULT_WORKLOAD = "chainmm"
 DEFAULT_SCALE = "paper"
@@ -85,7 +89,8 @@ def make_task(
         illegal_reward: None for minus an upper bound of every makespan, in time units.
 
     Raises:
-        ConfigurationError: arguments that contradict one another, or unknown names.
+        ConfigurationError: arguments that contradict one another, unknown names, or an
+            `illegal_reward` that is not finite and negative.
         FileFormatError: a malformed problem file.
     """
     found: Workload | None = None
@@ -108,9 +113,9 @@ def make_task(
                 )
         placed = _given_problem(problem, num_devices)
     unit = float(placed.cost_model.op_seconds.sum(axis=0).min()) or 1.0
-    penalty = -makespan_bound(placed) / unit if illegal_reward is None else float(illegal_reward)
-    if not np.isfinite(penalty):
-        raise ConfigurationError(f"environment, illegal_reward: {illegal_reward} is not finite")
+    penalty = -makespan_bound(placed) / unit
+    if illegal_reward is not None:
+        penalty = _checked_penalty(illegal_reward)
     simulator = Simulator(placed, network=network, choose=choose)
     return PlacementTask(placed, simulator, found, unit, penalty)
 
@@ -127,6 +132,59 @@ def makespan_bound(problem: PlacementProblem) -> float:
     )
     copies = np.minimum(problem.graph.out_degrees, problem.num_devices - 1)
     return work + float((slowest * copies).sum())
+
+
+def whole_actions(actions: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
+    """Actions as whole numbers; whether they are legal is not looked at.
+
+    Args:
+        actions: array-like.
+        shape: that they must have.
+        what: they are, for messages.
+
+    Raises:
+        ConfigurationError: another shape, or an entry that is no whole number (floats, bools and
+            text are none), so that nothing is cut off silently.
+    """
+    try:
+        array = np.asarray(actions)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"environment, action: {shown(actions)}: {error}") from error
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ConfigurationError(f"environment, action: {shown(actions)} exceeds 64 bits")
+    if array.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"environment, action: {shown(actions)} is not of whole numbers: {what} is expected"
+        )
+    if _holds_bool(actions):  # numpy makes 0 or 1 of it
+        raise ConfigurationError(
+            f"environment, action: {shown(actions)} holds a bool: {what} is expected"
+        )
+    if array.shape != shape:
+        raise ConfigurationError(
+            f"environment, actions: shape {array.shape}, expected {shape}: {what}"
+        )
+    return array.astype(np.int64)
+
+
+def _holds_bool(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_bool, value))
+    return isinstance(value, bool | np.bool_)
+
+
+def _checked_penalty(value: Any) -> float:
+    number = isinstance(value, int | float | np.integer | np.floating)
+    if not number or isinstance(value, bool):
+        raise ConfigurationError(f"environment, illegal_reward: {shown(value)} is not a number")
+    if not -_LARGEST <= value <= _LARGEST:
+        raise ConfigurationError(f"environment, illegal_reward: {shown(value)} is not finite")
+    if value >= 0:
+        raise ConfigurationError(
+            f"environment, illegal_reward: {value} is not below 0, so that an illegal action would "
+            "earn more than any placement"
+        )
+    return float(value)
 
 
 def _given_problem(

@@ -9,12 +9,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from doppler.checks import whole_number
 from doppler.construction import Construction
 from doppler.errors import ConfigurationError
 from envs.observation import Observer
 from envs.placement import Observation
 from envs.rendering import render_picture, render_text
-from envs.task import make_task
+from envs.task import make_task, whole_actions
 
 
 class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
@@ -51,7 +52,7 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 f"{', '.join(self.metadata['render_modes'])}"
             )
         self.render_mode = render_mode
-        self.num_envs = num_envs
+        self.num_envs = num_envs = whole_number(num_envs, "environment, num_envs", 1)
         self.task = make_task(**options)
         self.task.check_unconstrained()
         problem = self.task.problem
@@ -73,9 +74,12 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Args:
             seed: of `np_random`; of a list, the first. Nothing in an episode is random.
             options: None or {"reset_mask": bool array}.
+
+        Raises:
+            ConfigurationError: not as many seeds as episodes, or a mask of another shape or type.
         """
-        super().reset(seed=seed[0] if isinstance(seed, list) else seed)
-        self.construction.reset((options or {}).get("reset_mask"))
+        super().reset(seed=self._first_seed(seed))
+        self.construction.reset(self._reset_mask(options))
         return self._observer.observe(self.construction), {}
 
     def step(
@@ -84,16 +88,12 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         """Places one op in every episode.
 
         Args:
-            actions: (op, device) of each episode. # (num_envs, 2)
+            actions: (op, device) of each episode, whole numbers. # (num_envs, 2)
 
         Returns:
             Observations, rewards, terminations, truncations (all False) and infos.
         """
-        pairs = np.asarray(actions, np.int64)
-        if pairs.shape != (self.num_envs, 2):
-            raise ConfigurationError(
-                f"environment, actions: shape {pairs.shape}, expected ({self.num_envs}, 2)"
-            )
+        pairs = whole_actions(actions, (self.num_envs, 2), "(op, device) of each episode")
         c, problem = self.construction, self.task.problem
         ops, devices = pairs[:, 0], pairs[:, 1]
         exists = (ops >= 0) & (ops < problem.num_ops)
@@ -141,6 +141,31 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 render_picture(self.construction, self.task.simulator, b) for b in episodes
             )
         return None
+
+    def _first_seed(self, seed: int | list[int | None] | None) -> int | None:
+        if not isinstance(seed, list | tuple):
+            return seed
+        if len(seed) != self.num_envs:
+            raise ConfigurationError(
+                f"environment, seed: a list of {len(seed)} seeds for {self.num_envs} episodes"
+            )
+        return seed[0]
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> np.ndarray | None:
+        if options is None:
+            return None
+        if not isinstance(options, dict):
+            raise ConfigurationError(f"environment, options: {options!r} is not a dict or None")
+        mask = options.get("reset_mask")
+        if mask is None:
+            return None
+        mask = np.asarray(mask)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+            raise ConfigurationError(
+                f"environment, options, reset_mask: {mask.dtype} of shape {mask.shape}, expected "
+                f"bool of shape ({self.num_envs},)"
+            )
+        return mask
 
     def _final_info(self, b: int, reasons: dict[int, str], makespan: float) -> dict[str, Any]:
         if b in reasons:

@@ -477,7 +477,7 @@ def test_wrong_arguments_are_refused(options: dict, message: str) -> None:
 def test_wrong_arguments_of_the_measured_environment_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs a workload, which has kernels"):
         envs.MeasuredPlacementEnv(problem=tiny_problem())
-    with pytest.raises(ConfigurationError, match="repeats and warmup: 0 and 0"):
+    with pytest.raises(ConfigurationError, match="repeats: 0 is below 1"):
         envs.MeasuredPlacementEnv(repeats=0)
 
 
