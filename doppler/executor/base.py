@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
+from doppler.checks import whole_number
 from doppler.errors import ConfigurationError, InvalidProblemError
 from doppler.executor.dispatcher import DispatchPlan, check_rules
 from doppler.executor.environment import describe_environment
@@ -77,7 +79,11 @@ class Executable(Protocol):
 class Executor(ABC):
     """Runs placements of one workload on real (or emulated) devices.
 
-    A context manager; `close` ends its threads and frees its devices' memory.
+    A context manager; `close` ends its threads and frees its devices' memory. Several threads may
+    use one executor: their calls follow one another, for each run has all devices to itself.
+
+    Kernels must not write to their operands: the tensors of several ops, and the input tiles of
+    later runs, are the same memory. `check` finds kernels that do.
 
     Args:
         workload: the graph with its kernels.
@@ -111,12 +117,14 @@ class Executor(ABC):
         timeout_s: float = 120.0,
     ) -> None:
         check_rules(network, choose)
-        if isinstance(num_devices, bool) or int(num_devices) != num_devices or num_devices < 1:
-            raise ConfigurationError(f"num_devices is {num_devices}, a count >= 1 is needed")
-        if not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {timeout_s}, a time above 0 s is needed")
         self.workload = workload
-        self.num_devices = int(num_devices)
+        self.num_devices = whole_number(num_devices, "num_devices", 1)
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if not (number and 0 < timeout_s <= threading.TIMEOUT_MAX):
+            raise ConfigurationError(
+                f"timeout_s: {timeout_s!r} is not a time above 0 s and up to "
+                f"{threading.TIMEOUT_MAX:g} s"
+            )
         self.network = network
         self.choose = choose
         self.seed = seed
@@ -126,6 +134,8 @@ class Executor(ABC):
             problem = workload.problem(make_topology(self.default_topology, self.num_devices))
         self._check_problem(problem)
         self.problem = problem
+        # Runs share devices and memories. Reentrant: a progress callback may run something itself.
+        self._serial = threading.RLock()
         self._reference: Mapping[str, torch.Tensor] | None = None
 
     def run(
@@ -150,7 +160,7 @@ class Executor(ABC):
             InvalidProblemError: the problem is about other ops or devices.
         """
         plan = self._plan(placement, problem)
-        with _garbage_collection_paused():
+        with self._serial, _garbage_collection_paused():
             return self._execute(plan, None)
 
     def measure(
@@ -181,11 +191,18 @@ class Executor(ABC):
             ConfigurationError: no repeats or negative warm-up.
             ExecutionError, InvalidPlacementError, InvalidProblemError: as in `run`.
         """
-        if repeats < 1 or warmup < 0:
-            raise ConfigurationError(
-                f"repeats is {repeats} and warmup is {warmup}; at least 1 and 0 are needed"
-            )
+        repeats = whole_number(repeats, "repeats", 1)
+        warmup = whole_number(warmup, "warmup", 0)
         plans = [self._plan(placement, problem) for placement in placements]
+        with self._serial:
+            schedules = self._measure_rounds(plans, repeats, warmup, progress)
+        environment = self.environment()
+        return [Measurement.from_schedules(runs, environment) for runs in schedules]
+
+    def _measure_rounds(
+        self, plans: list[DispatchPlan], repeats: int, warmup: int, progress: Progress | None
+    ) -> list[list[Schedule]]:
+        """Schedules of the measured rounds, by plan."""
         schedules: list[list[Schedule]] = [[] for _ in plans]
         total, done = (warmup + repeats) * len(plans), 0
         for round_index in range(warmup + repeats):
@@ -198,24 +215,30 @@ class Executor(ABC):
                 done += 1
                 if progress is not None:
                     progress(done, total)
-        environment = self.environment()
-        return [Measurement.from_schedules(runs, environment) for runs in schedules]
+        return schedules
 
     def check(self, placement: PlacementLike) -> ResultCheck:
         """Runs a placement once and compares its results with the unsharded computation.
+
+        After a check that fails the devices' input tiles are made anew: a kernel may have written
+        to them, which must not spoil later runs.
 
         Raises:
             ExecutionError, InvalidPlacementError: as in `run`.
         """
         outputs: dict[int, torch.Tensor] = {}
-        with _garbage_collection_paused():
-            self._execute(self._plan(placement, None), outputs)
-        with torch.no_grad():
+        plan = self._plan(placement, None)
+        with self._serial, torch.no_grad():
+            with _garbage_collection_paused():
+                self._execute(plan, outputs)
             results = self.workload.collect(outputs)
             if self._reference is None:
                 inputs = self.workload.make_inputs(self.input_seed)
                 self._reference = self.workload.reference(inputs)
-        return compare_results(results, self._reference, self.workload.dtype)
+            result = compare_results(results, self._reference, self.workload.dtype)
+            if not result.passed:
+                self._renew_inputs()
+        return result
 
     def environment(self) -> dict[str, Any]:
         """What a measurement of this executor ran on."""
@@ -239,6 +262,10 @@ class Executor(ABC):
     @abstractmethod
     def _execute(self, plan: DispatchPlan, outputs: dict[int, torch.Tensor] | None) -> Schedule:
         """Runs a plan; fills `outputs`, when given, with the outputs of `workload.output_ops`."""
+
+    @abstractmethod
+    def _renew_inputs(self) -> None:
+        """Lets the next run start from input tiles as they were at first."""
 
     def _plan(
         self,

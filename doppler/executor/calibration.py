@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.stats import theilslopes
 
+from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
 from doppler.executor.base import Executable, Executor, Progress
 from doppler.executor.cpu import CpuExecutor
@@ -74,10 +75,9 @@ def calibrate(
     workloads = list(workload) if isinstance(workload, Sequence) else [workload]
     if not workloads:
         raise ConfigurationError("there is no workload to calibrate with")
-    if repeats < 1 or warmup < 0:
-        raise ConfigurationError(
-            f"repeats is {repeats} and warmup is {warmup}; at least 1 and 0 are needed"
-        )
+    num_devices = whole_number(num_devices, "num_devices", 1)
+    repeats = whole_number(repeats, "repeats", 1)
+    warmup = whole_number(warmup, "warmup", 0)
     if backend not in _BACKENDS:
         raise ConfigurationError(
             f"backend {backend!r} cannot be calibrated; known: {', '.join(_BACKENDS)}"

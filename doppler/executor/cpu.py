@@ -90,9 +90,13 @@ class CpuExecutor(Executor):
         self._closed = False
 
     def close(self) -> None:
-        self._closed = True
+        with self._serial:  # a run of another thread ends first
+            self._closed = True
+            self._dismiss_crew()
+            self._inputs = None
+
+    def _renew_inputs(self) -> None:
         self._dismiss_crew()
-        self._inputs = None
 
     def _execute(self, plan: DispatchPlan, outputs: dict[int, torch.Tensor] | None) -> Schedule:
         crew = self._ensure_crew(plan)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from doppler.checks import shown
 from doppler.errors import ConfigurationError, FileFormatError, ProfileError
 from doppler.executor.base import Executable
 from doppler.executor.environment import describe_environment
@@ -26,6 +28,24 @@ CONDITIONS = ("busy", "alone")
 
 MOST_FACTORS = 64
 """How many quantiles of a kernel's durations a profile keeps at most."""
+
+BACKENDS = ("cpu",)
+"""Executors that profiles may be of."""
+
+LEAST_BANDWIDTH = 1.0
+"""Slower links make seconds that overflow, and are no measurement. [B/s]"""
+
+PROFILE_FIELDS = (
+    "format",
+    "version",
+    "workloads",
+    "environment",
+    "dispatch_gap",
+    "dispatch_empty",
+    "copies",
+    "kernels",
+    "info",
+)
 
 IDENTITY = ("cpu_model", "architecture", "num_cpus", "torch_version")
 """Entries of the environment that must agree with the present ones."""
@@ -253,6 +273,13 @@ def _renew_command(workloads: tuple[str, ...], num_devices: int) -> str:
     )
 
 
+def _is_amount(value: Any) -> bool:
+    """Whether it is a finite number >= 0; an int beyond every float is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(0 <= value <= sys.float_info.max)
+
+
 class _Reader:
     """Reads a profile and names file and field of whatever is wrong."""
 
@@ -262,7 +289,7 @@ class _Reader:
     def profile(self) -> Profile:
         try:
             document = json.loads(Path(self.path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise FileFormatError(
                 f"{self.path}: cannot be read as a calibration profile: {error}"
             ) from error
@@ -270,12 +297,20 @@ class _Reader:
             raise self._error("format", f'not a calibration profile ("{FORMAT}" expected)')
         if document.get("version") != VERSION:
             raise self._error("version", f"{document.get('version')!r} is not {VERSION}")
+        self._known(document, PROFILE_FIELDS, "")
         environment = self._get(document, "environment", dict)
-        self._get(environment, "backend", str, "environment.")
-        if self._get(environment, "num_devices", int, "environment.") < 1:
+        backend = self._get(environment, "backend", str, "environment.")
+        if backend not in BACKENDS:
+            raise self._error(
+                "environment.backend", f"{backend!r} is unknown; known: {', '.join(BACKENDS)}"
+            )
+        num_devices = self._get(environment, "num_devices", int, "environment.")
+        if num_devices < 1:
             raise self._error("environment.num_devices", "is below 1")
         kernels = self._get(document, "kernels", dict)
         copies = self._get(document, "copies", dict, optional=True)
+        if copies is None and num_devices > 1:
+            raise self._error("copies", f"is null, but there are {num_devices} devices")
         workloads = self._get(document, "workloads", list)
         return Profile(
             workloads=tuple(str(name) for name in workloads),
@@ -290,6 +325,9 @@ class _Reader:
     def _kernel(self, signature: str, kernels: dict[str, Any]) -> KernelTiming:
         where = f"kernels[{signature!r}]."
         entry = self._get(kernels, signature, dict, "kernels.")
+        self._known(entry, {field.name for field in fields(KernelTiming)}, where)
+        if self._get(entry, "samples", int, where) < 0:
+            raise self._error(where + "samples", f"{entry['samples']} is below 0")
         return KernelTiming(
             busy=self._seconds(entry, "busy", where),
             alone=self._seconds(entry, "alone", where),
@@ -303,19 +341,23 @@ class _Reader:
             return ()
         values = self._get(entry, "factors", list, where)
         for value in values:
-            good = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (good and math.isfinite(value) and value >= 0):
-                raise self._error(where + "factors", f"{value!r} is not finite and >= 0")
+            if not _is_amount(value):
+                raise self._error(where + "factors", f"{shown(value)} is not finite and >= 0")
         return tuple(float(value) for value in values)
 
     def _copies(self, entry: dict[str, Any]) -> CopyTiming:
+        self._known(entry, {field.name for field in fields(CopyTiming)}, "copies.")
         bandwidth = self._seconds(entry, "bandwidth", "copies.")
-        if bandwidth == 0:
-            raise self._error("copies.bandwidth", "is 0")
+        if bandwidth < LEAST_BANDWIDTH:
+            raise self._error("copies.bandwidth", f"{bandwidth:g} is below {LEAST_BANDWIDTH:g} B/s")
         sweep = self._get(entry, "sweep", list, "copies.")
-        numbers = [v for point in sweep for v in (point if isinstance(point, list) else [None])]
-        if len(numbers) != 2 * len(sweep) or not all(isinstance(v, int | float) for v in numbers):
-            raise self._error("copies.sweep", "is not a list of [bytes, seconds]")
+        for number, point in enumerate(sweep):
+            pair = isinstance(point, list) and len(point) == 2
+            if not (pair and _is_amount(point[0]) and _is_amount(point[1])):
+                raise self._error(
+                    f"copies.sweep[{number}]",
+                    f"{shown(point)} is not [bytes, seconds], both finite and >= 0",
+                )
         return CopyTiming(
             latency=self._seconds(entry, "latency", "copies."),
             latency_alone=self._seconds(entry, "latency_alone", "copies."),
@@ -325,8 +367,8 @@ class _Reader:
 
     def _seconds(self, table: dict[str, Any], key: str, where: str = "") -> float:
         value = self._get(table, key, (int, float), where)
-        if not (math.isfinite(value) and value >= 0):
-            raise self._error(where + key, f"{value} is not finite and >= 0")
+        if not _is_amount(value):
+            raise self._error(where + key, f"{shown(value)} is not finite and >= 0")
         return float(value)
 
     def _get(
@@ -343,8 +385,13 @@ class _Reader:
         if optional and value is None:
             return None
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self._error(where + key, f"{value!r} has the wrong type")
+            raise self._error(where + key, f"{shown(value)} has the wrong type")
         return value
+
+    def _known(self, table: dict[str, Any], names: Collection[str], where: str) -> None:
+        for key in table:
+            if key not in names:
+                raise self._error(where + key, "is unknown")
 
     def _error(self, entry: str, message: str) -> FileFormatError:
         return FileFormatError(f"{self.path}, {entry}: {message}")

@@ -334,7 +334,7 @@ def test_calibration_refuses_impossible_wishes() -> None:
     workload = FakeWorkload(random_graph(4, seed=22))
     with pytest.raises(ConfigurationError, match="no workload"):
         calibrate([], 2)
-    with pytest.raises(ConfigurationError, match="repeats is 0"):
+    with pytest.raises(ConfigurationError, match="repeats: 0"):
         calibrate(workload, 2, repeats=0)
     with pytest.raises(ConfigurationError, match="backend 'tpu'"):
         calibrate(workload, 2, backend="tpu")

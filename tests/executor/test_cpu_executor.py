@@ -347,7 +347,7 @@ def test_measurements_are_interleaved_and_summarised() -> None:
 
 def test_wrong_uses_are_refused() -> None:
     workload = FakeWorkload(random_graph(6, seed=13))
-    with pytest.raises(ConfigurationError, match="num_devices is 0"):
+    with pytest.raises(ConfigurationError, match="num_devices: 0"):
         CpuExecutor(workload, 0)
     with pytest.raises(ConfigurationError, match="timeout_s"):
         CpuExecutor(workload, 1, timeout_s=0)
@@ -363,7 +363,7 @@ def test_wrong_uses_are_refused() -> None:
             executor.run([0] * 6, other.problem(make_topology("cpu", 2)))
         with pytest.raises(InvalidProblemError, match="has 3 devices"):
             executor.run([0] * 6, workload.problem(make_topology("cpu", 3)))
-        with pytest.raises(ConfigurationError, match="repeats is 0"):
+        with pytest.raises(ConfigurationError, match="repeats: 0"):
             executor.measure([[0] * 6], repeats=0)
     with pytest.raises(ExecutionError, match="closed"):
         executor.run([0] * 6)
