@@ -11,6 +11,8 @@ import numpy as np
 from doppler.errors import ConfigurationError, DopplerError, FileFormatError, InvalidPlacementError
 
 _INT64 = np.iinfo(np.int64)
+LARGEST_INT = int(_INT64.max)
+"""The largest whole number that arrays hold; seeds may be larger."""
 _DECIMAL = re.compile(r"[+-]?[0-9]+")
 _MOST_DIGITS = 18
 """Numbers that are no longer fit into 64 bits, whatever their digits."""
@@ -23,9 +25,9 @@ def whole_number(
     label: str,
     lowest: int,
     error: type[DopplerError] = ConfigurationError,
-    most: int = _INT64.max,
+    most: int | None = None,
 ) -> int:
-    """Returns an int from `lowest` to `most`, or refuses what is none; bools and floats are none.
+    """Returns an int of at least `lowest` and at most `most`, or refuses what is none; bools and floats are none.
 
     Raises:
         DopplerError: of type `error`, naming `label` and the value.
@@ -34,7 +36,7 @@ def whole_number(
         raise error(f"{label}: {shown(value)} is not a whole number")
     if value < lowest:
         raise error(f"{label}: {shown(value)} is below {lowest}")
-    if value > most:
+    if most is not None and value > most:
         raise error(f"{label}: {shown(value)} is above {most}")
     return int(value)
 

@@ -101,6 +101,7 @@ def test_a_count_is_an_int_above_its_lowest(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="seed: "):
         whole_number(value, "seed", 0)
     assert whole_number(np.int64(3), "seed", 0) == 3
+    assert whole_number(2**64 - 1, "seed", 0) == 2**64 - 1  # seeds need not fit into an array
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,11 @@ class DataflowGraph:
                 an array of the wrong length, a negative or non-finite amount, an unknown role.
         """
         checks.name(name, "graph, name", InvalidGraphError)
-        num_ops = checks.whole_number(num_ops, f"graph {name!r}, num_ops", 1, InvalidGraphError)
-        num_inputs = checks.whole_number(
-            num_inputs, f"graph {name!r}, num_inputs", 0, InvalidGraphError
+        num_ops, num_inputs = (
+            checks.whole_number(
+                count, f"graph {name!r}, {label}", lowest, InvalidGraphError, checks.LARGEST_INT
+            )
+            for label, count, lowest in (("num_ops", num_ops, 1), ("num_inputs", num_inputs, 0))
         )
         pairs = checks.whole_numbers(edges, f"graph {name!r}, edges", InvalidGraphError)
         if pairs.size and (pairs.ndim != 2 or pairs.shape[1] != 2):

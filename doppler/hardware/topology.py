@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from doppler.checks import name, number, shown, whole_number
+from doppler.checks import LARGEST_INT, name, number, shown, whole_number
 from doppler.errors import ConfigurationError, InvalidProblemError
 
 MOST_SLOTS = 1 << 20
@@ -72,7 +72,9 @@ class Link:
     def __post_init__(self) -> None:
         where = f"link {shown(self.source)} -> {shown(self.target)}"
         for label in ("source", "target"):
-            end = whole_number(getattr(self, label), f"{where}, {label}", 0, InvalidProblemError)
+            end = whole_number(
+                getattr(self, label), f"{where}, {label}", 0, InvalidProblemError, LARGEST_INT
+            )
             object.__setattr__(self, label, end)
         for label, above in (("bandwidth", True), ("latency", False)):
             read = number(
