@@ -27,7 +27,7 @@ def whole_number(
     error: type[DopplerError] = ConfigurationError,
     most: int | None = None,
 ) -> int:
-    """Returns an int of at least `lowest` and at most `most`, or refuses what is none; bools and floats are none.
+    """Returns an int from `lowest` to `most`, or refuses what is none; bools and floats are none.
 
     Raises:
         DopplerError: of type `error`, naming `label` and the value.
