@@ -131,9 +131,13 @@ def critical_chain(schedule: Schedule) -> list[ChainStep]:
     walk = _Walk(schedule, find_arrivals(schedule))
     kind, index = "op", int(np.argmax(schedule.finish))
     steps: list[ChainStep] = []
+    seen: set[tuple[str, int]] = set()
     while True:
+        seen.add((kind, index))
         start, finish = walk.times(kind, index)
         reason, before = walk.cause(kind, index)
+        if before in seen:  # clocks that disagree can make two measured steps each other's cause
+            reason, before = "begin", None
         ended = 0.0 if before is None else walk.times(*before)[1]
         steps.append(ChainStep(kind, index, start, finish, reason, start - ended))
         if before is None:

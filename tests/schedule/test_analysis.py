@@ -148,6 +148,41 @@ def test_ports_are_waited_for_under_one_port() -> None:
     assert named(serial) == [("op", 0, "begin"), ("hop", 0, "input"), ("op", 1, "input")]
 
 
+def test_an_input_counts_before_a_device_that_is_free_at_the_same_instant() -> None:
+    """
+    0:d0(2) --(1)--> 2:d1(1)     d1 runs op 1 until 3, when the tensor arrives.
+    1:d1(3)
+    """
+    problem = problem_of([2, 3, 1], [(0, 2)], [1, 0, 0])
+    schedule = Simulator(problem).run([0, 1, 1])
+    assert schedule.start.tolist() == [0, 0, 3]
+    assert named(schedule) == [("op", 0, "begin"), ("hop", 0, "input"), ("op", 2, "input")]
+
+
+def test_measured_clocks_may_disagree() -> None:
+    """
+    0:d0(2) ----> 1:d1(1)     The tensor is said to be sent at 2 and to arrive at 2; op 1 started at
+                              1.75 by its own clock: d1 waits 1.75 s for an input, for nothing else.
+    """
+    problem = problem_of([2, 1], [(0, 1)], [0, 0])
+    exact = Simulator(problem).run([0, 1])
+    early = np.array([0, 0.25])
+    schedule = replace(exact, start=exact.start - early, finish=exact.finish - early)
+    idle = schedule.idle_time()
+    assert idle.waiting_for_input.tolist() == [0, 1.75]
+    assert idle.total.tolist() == [2.75, 2.75]
+    assert [step.delay for step in schedule.critical_chain()] == [0, 0, -0.25]
+    # Two ops of no length on one device, the producer after its consumer by some nanoseconds.
+    local = problem_of([1, 0, 0], [(0, 1), (1, 2)], [0, 0, 0])
+    swapped = replace(
+        Simulator(local).run([0, 0, 0]),
+        start=np.array([0, 1 + 2e-9, 1 + 1e-9]),
+        finish=np.array([1, 1 + 2e-9, 1 + 1e-9]),
+        origin="measured",
+    )
+    assert [(step.kind, step.index) for step in swapped.critical_chain()] == [("op", 2), ("op", 1)]
+
+
 def test_barriers_hold_back_and_are_on_the_chain() -> None:
     """
     0:d0(1) ----> 2:d0(1)     level 0 ends when op 1 does, at 3; its tensor is on d0 at 5; then 2
