@@ -45,7 +45,7 @@ def run(config: DictConfig) -> RunFolder:
     device_context: Any = instantiate(config.executor).build(setup) or nullcontext(None)
     folder = run_folder.create_run_folder(config, "evaluate")
     run_folder.save_config(config, folder)
-    rows = report.scheduler_rows(schedulers, simulator, config.seed) + rows
+    rows = report.scheduler_rows(schedulers, setup.scheduling_simulator(), config.seed) + rows
     with device_context as executor:
         table = evaluate(
             rows,

@@ -45,7 +45,7 @@ def run(config: DictConfig) -> Path:
     if config.checkpoint is None:
         scheduler = instantiate(config.scheduler)
         rng = np.random.default_rng(config.seed)
-        placement = scheduler.schedule(setup.problem, simulator, rng)
+        placement = scheduler.schedule(setup.problem, setup.scheduling_simulator(), rng)
     else:
         placement = place_with_policy(setup, config)
     path = Path(
@@ -76,15 +76,15 @@ def place_with_policy(setup: Setup, config: DictConfig) -> Placement:
     Raises:
         CheckpointError: not a checkpoint of this version.
     """
-    from doppler.policies import DualPolicy, PolicyConfig
-    from doppler.training import EpisodeRunner
-    from doppler.training.checkpoint import load_checkpoint
+    import torch
+
+    from doppler.training import EpisodeRunner, load_policy_from_checkpoint
+
+    torch.set_num_threads(1)  # the heads' products are too small for more
 
     began = perf_counter()
     path = Path(to_absolute_path(config.checkpoint))
-    document = load_checkpoint(path)
-    policy = DualPolicy(PolicyConfig(**document["identity"]["policy"]))
-    policy.load_state_dict(document["policy"])
+    policy, identity = load_policy_from_checkpoint(path)
     simulator = setup.settings.build(setup.problem)
     rng = np.random.default_rng(config.seed)
     batches = []
@@ -104,6 +104,7 @@ def place_with_policy(setup: Setup, config: DictConfig) -> Placement:
         "seconds": perf_counter() - began,
         "evaluations": len(makespans),
         "checkpoint": path.name,
+        "trained_on": identity["problem"]["name"],
     }
     return Placement(devices[best], orders[best], info)
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from doppler import PlacementProblem, Topology, load_problem
 from doppler.errors import ConfigurationError
-from doppler.simulator import LognormalNoise, NoiseModel, Simulator
+from doppler.simulator import LognormalNoise, NoiseModel, RobustSimulator, Simulator
 from doppler.workloads import Workload
 from scripts.entry import check_count, in_multirun
 from scripts.progress import ProgressDisplay
@@ -27,6 +27,7 @@ from scripts.progress import ProgressDisplay
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor, Profile
     from doppler.training import Objective
+    from doppler.training.objectives import SimulatedObjective
 
 
 BUSY_LOAD = 0.5
@@ -162,6 +163,9 @@ class SimulatorSettings:
             by the calibration; or a noise model. Tables and pictures are always noise-free.
         seed: of `choose=random`.
         execution: work_conserving or bulk_synchronous.
+        objective: what schedulers and learners minimise: makespan, or its mean or p95 over random
+            tie orders and, with noise, noise draws. Tables show makespans all the same.
+        objective_samples: how many tie orders and draws.
     """
 
     cost: CostSource
@@ -170,6 +174,8 @@ class SimulatorSettings:
     noise: float | str | NoiseModel = 0.0
     seed: int = 0
     execution: str = "work_conserving"
+    objective: str = "makespan"
+    objective_samples: int = 16
 
     def build(self, problem: PlacementProblem, noise: NoiseModel | None = None) -> Simulator:
         """A simulator of `problem`, noise-free unless a noise model is given."""
@@ -216,6 +222,11 @@ class CpuExecution:
                 f"executor=cpu runs CPU devices, the topology is {setup.problem.topology.name}: "
                 "use executor=none, or topology=cpu"
             )
+        if setup.settings.execution != "work_conserving":
+            raise ConfigurationError(
+                f"executor=cpu is work-conserving, simulator.execution={setup.settings.execution} "
+                "would be compared with something else: use executor=none"
+            )
         return CpuExecutor(
             setup.workload,
             setup.problem.num_devices,
@@ -259,6 +270,37 @@ class Setup:
         """As `settings.build`, with the settings' noise."""
         return self.settings.build(self.problem, self.training_noise())
 
+    def scheduling_simulator(self) -> Any:
+        """What schedulers minimise: a noise-free simulator, or the objective of the settings."""
+        if self.settings.objective == "makespan":
+            return self.settings.build(self.problem)
+        return self._robust()
+
+    def training_objective(self) -> Objective:
+        """What learners minimise in simulation."""
+        from doppler.training import simulated_objective
+        from doppler.training.objectives import SimulatedObjective, simulator_identity
+
+        settings = self.settings
+        if settings.objective != "makespan":
+            robust = self._robust()
+            identity = simulator_identity(
+                robust, seed=settings.seed, samples=settings.objective_samples
+            )
+            return SimulatedObjective(robust, identity)
+        simulator = self.training_simulator()
+        noise_free = simulator.noise is None
+        return simulated_objective(simulator) if noise_free else noisy_objective(simulator)
+
+    def _robust(self) -> RobustSimulator:
+        settings = self.settings
+        return RobustSimulator(
+            self.training_simulator(),
+            settings.objective,
+            settings.objective_samples,
+            settings.seed,
+        )
+
     def training_noise(self) -> NoiseModel | None:
         """The noise model that the settings describe.
 
@@ -300,18 +342,27 @@ def build_setup(config: DictConfig, progress: ProgressDisplay) -> Setup:
     )
 
 
-def noisy_objective(simulator: Simulator) -> Objective:
+def noisy_objective(simulator: Simulator) -> SimulatedObjective:
     """Simulated makespans under noise that is drawn anew for every batch.
 
     The draw depends on the batch's content alone, so that a resumed run sees the same one.
     """
+    from doppler.training.objectives import SimulatedObjective, simulator_identity
 
-    def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    return SimulatedObjective(NoisyBatches(simulator), simulator_identity(simulator))
+
+
+@dataclass(frozen=True)
+class NoisyBatches:
+    """A simulator whose noise seed is a hash of the batch."""
+
+    simulator: Simulator
+
+    def makespans(self, placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        """As `Simulator.makespans`. # (batch,) [s]"""
         seed = zlib.crc32(np.ascontiguousarray(placements).tobytes())
-        given = orders if simulator.choose == "given" else None
-        return simulator.makespans(placements, given, noise_seed=seed)
-
-    return objective
+        given = orders if self.simulator.choose == "given" else None
+        return self.simulator.makespans(placements, given, noise_seed=seed)
 
 
 def build_workload(config: DictConfig) -> Workload | ProblemFile:

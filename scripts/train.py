@@ -29,7 +29,6 @@ from doppler.training import (
     Trainer,
     TrainingResult,
     measured_objective,
-    simulated_objective,
 )
 from doppler.training.loggers import NoLogger
 from doppler.viz import plot_learning_curve
@@ -43,7 +42,7 @@ from scripts.entry import (
     entry_point,
     in_multirun,
 )
-from scripts.problems import Setup, build_setup, noisy_objective
+from scripts.problems import Setup, build_setup
 from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, evaluate
 from scripts.run_folder import RunFolder
@@ -112,7 +111,7 @@ def build(config: DictConfig, progress: ProgressDisplay) -> Run:
     policy: DualPolicy = instantiate(config.policy)
     schedulers = report.build_schedulers(config)
     setup = build_setup(config, progress)
-    setup.training_simulator()  # refuses impossible noise now, not after hours
+    setup.training_objective()  # refuses impossible noise and objectives now, not after hours
     simulator = setup.settings.build(setup.problem)
     return Run(
         config=config,
@@ -120,7 +119,7 @@ def build(config: DictConfig, progress: ProgressDisplay) -> Run:
         simulator=simulator,
         policy=policy,
         stages=stages,
-        heuristics=report.scheduler_rows(schedulers, simulator, config.seed),
+        heuristics=report.scheduler_rows(schedulers, setup.scheduling_simulator(), config.seed),
         logger=logger,
         executor=instantiate(config.executor).build(setup),
         progress=progress,
@@ -178,15 +177,13 @@ def logged(this: Run, folder: RunFolder, resuming: bool) -> Iterator[None]:
 def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
     """Runs the stages, or those that a resumed run has left."""
     config, setup = this.config, this.setup
-    simulator = setup.training_simulator()
-    objective = simulated_objective if simulator.noise is None else noisy_objective
     trainer = Trainer(
         setup.problem,
         this.policy,
         this.stages,
-        simulated=objective(simulator),
+        simulated=setup.training_objective(),
         measured=None if this.executor is None else measured_objective(this.executor),
-        network=simulator.network,
+        network=setup.settings.network,
         seed=config.seed,
         callbacks=[
             this.logger,
@@ -237,9 +234,7 @@ def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
         if placement is None:
             ran = stage in stages
             reason = (
-                "no placement that fits the devices' memory was found"
-                if ran
-                else (f"stage {stage} was not run")
+                result.reason or "no placement was found" if ran else (f"stage {stage} was not run")
             )
         elif stage == "real_rl" and same_placement(placement, result.simulated):
             reason = (

@@ -360,9 +360,9 @@ def test_policies_that_ran_in_vain_or_changed_nothing_say_so() -> None:
     from doppler.training import TrainingResult
 
     placement = Placement([0, 1])
-    nothing = TrainingResult(None, None, {}, True, 1, 1, 1.0)
+    nothing = TrainingResult(None, None, {}, True, 1, 1, 1.0, "devices too small")
     (row, _) = train.policy_rows(["sim_rl"], nothing)
-    assert "memory" in str(row.reason)
+    assert "too small" in str(row.reason)
     same = TrainingResult(placement, Placement([0, 1]), {}, True, 1, 1, 1.0)
     (_, row) = train.policy_rows(["sim_rl", "real_rl"], same)
     assert "nothing measured faster" in str(row.reason)
