@@ -54,7 +54,8 @@ class Scheduler(ABC):
 
         Returns:
             A placement with an order, whose `info` has `scheduler`, `simulated_makespan` [s],
-            `seconds` (spent here) and `evaluations` (simulations).
+            `seconds` (spent here) and `evaluations` (simulations); with a `RobustSimulator` also
+            `simulated_mean` or `simulated_p95` [s].
 
         Raises:
             CapacityError: the placement needs more memory than a device has.
@@ -77,6 +78,11 @@ class Scheduler(ABC):
             "seconds": perf_counter() - began,
             "evaluations": evaluations,
         }
+        statistic = getattr(simulator, "statistic", "makespan")
+        if statistic != "makespan":  # a `RobustSimulator` was minimised
+            info[f"simulated_{statistic}"] = makespan
+            schedule = simulator.run(proposal.devices, proposal.order)
+            info["simulated_makespan"] = schedule.makespan
         return Placement(proposal.devices, proposal.order, {**proposal.info, **info})
 
     @abstractmethod

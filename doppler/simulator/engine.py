@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from doppler.checks import whole_number
-from doppler.errors import ConfigurationError
 from doppler.simulator import bulk_synchronous, kernel
 from doppler.simulator.fifo import NOT_FIFO, FifoTables, fifo_batch, fifo_one, fifo_tables
 from doppler.simulator.noise import NoiseFactors
@@ -169,14 +168,11 @@ def replication_seeds(noise_seed: int, replications: int) -> list[int]:
             at least 0.
     """
     whole_number(noise_seed, "noise_seed", 0)
-    if isinstance(replications, bool) or not isinstance(replications, (int, np.integer)):
-        raise ConfigurationError(f"replications: {replications!r} is not a whole number")
-    if replications < 1:
-        raise ConfigurationError(f"replications: {replications} is below 1")
-    return [
-        int(np.random.SeedSequence((noise_seed, r)).generate_state(1, np.uint64)[0])
-        for r in range(replications)
+    sequences = [
+        np.random.SeedSequence((noise_seed, r))
+        for r in range(whole_number(replications, "replications", 1))
     ]
+    return [int(sequence.generate_state(1, np.uint64)[0] >> 1) for sequence in sequences]
 
 
 def sampled_makespans(
