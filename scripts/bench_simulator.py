@@ -20,10 +20,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -230,16 +232,41 @@ def moves(simulator: Simulator, placements: np.ndarray) -> np.ndarray:
     return np.array(speeds)
 
 
-def core_row(problem: PlacementProblem, repeats: int) -> Row:
-    """Two cores against one; measured in turn, so that a busy moment meets both."""
+def core_rows(problem: PlacementProblem, repeats: int) -> list[Row]:
+    """Two cores against one; measured in turn, so that a busy moment meets both.
+
+    Hashing, which shares nothing, tells what two threads can gain on this machine now.
+    """
     placements = np.random.default_rng(2).integers(0, NUM_DEVICES, (8 * BATCH, problem.num_ops))
     one, two = (Simulator(problem, "contention_free", num_threads=n) for n in (1, 2))
-    ratios = [
-        seconds_of(lambda: one.makespans(placements), 1, perf_counter)[0]
-        / seconds_of(lambda: two.makespans(placements), 1, perf_counter)[0]
-        for _ in range(repeats)
-    ]
-    return Row("makespans() on two cores against one", np.array(ratios), "x", 1.7, False)
+    data = bytes(2_000 * BATCH)
+    pool = ThreadPoolExecutor(2)
+
+    def hash_on(threads: int) -> None:
+        share = memoryview(data)[: len(data) // threads]
+        list(pool.map(lambda _: sha256(share).digest(), range(threads)))
+
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], float | None]] = {
+        "makespans() on two cores against one": (
+            partial(one.makespans, placements),
+            partial(two.makespans, placements),
+            1.7,
+        ),
+        "SHA-256 likewise: what the machine has to give": (
+            partial(hash_on, 1),
+            partial(hash_on, 2),
+            None,
+        ),
+    }
+    rows = []
+    with pool:
+        for label, (alone, together, target) in pairs.items():
+            values = [
+                seconds_of(alone, 1, perf_counter)[0] / seconds_of(together, 1, perf_counter)[0]
+                for _ in range(repeats)
+            ]
+            rows.append(Row(label, np.array(values), "x", target, False))
+    return rows
 
 
 def big_rows(num_ops: int) -> list[Row]:
@@ -351,7 +378,7 @@ def main(arguments: list[str] | None = None) -> list[Row]:
             rows += graph_rows(name, problem, options.repeats)
         rows += big_rows(options.big_ops)
         rows += fresh_rows(min(5, options.repeats))
-    rows.append(core_row(graphs["Llama-layer"], options.repeats))
+    rows += core_rows(graphs["Llama-layer"], options.repeats)
     header = ["what", "measured: median [quartiles]", "target", "ratio", "met"]
     table = Table(*header, title=title)
     for row in rows:

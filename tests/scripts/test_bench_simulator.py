@@ -32,7 +32,7 @@ def test_the_table(monkeypatch, tmp_path, capsys, request, published):
     output = tmp_path / "table.md"
     rows = main(["--repeats", "1", "--big-ops", "10000", "--output", str(output)])
     names = [row.what for row in rows]
-    assert len(set(names)) == len(rows) == 3 * 11 + 6
+    assert len(set(names)) == len(rows) == 3 * 11 + 7
     assert all(np.isfinite(row.values).all() and (row.values > 0).all() for row in rows)
     targets = [row.target for row in rows if row.target is not None]
     assert sorted(set(targets)) == [1, 1.5, 1.7, 2, 3, 8, 15, 18, 80, 200]
