@@ -260,7 +260,9 @@ def finish(
     """Writes and logs everything that is left of the run, and prints it."""
     console, logger = this.console, this.logger
     table.save(folder.results_csv, folder.results_markdown)
-    pictures = draw(folder, table, this.setup.problem.name)
+    pictures, shown = draw(folder, table, this.setup.problem.name)
+    if shown:
+        report.write_traces(shown, folder)
     summary = {
         "problem": this.setup.problem.name,
         "seed": this.config.seed,
@@ -272,6 +274,14 @@ def finish(
         "equal_evaluations": None if comparison is None else vars(comparison),
     }
     folder.write_summary("finished", summary)
+    table.print(console)
+    names = ", ".join(picture.name for picture in pictures)
+    trace = f"\ntrace in it (for ui.perfetto.dev): {folder.trace.name}" if shown else ""
+    console.print(
+        f"run folder: {folder.path}\npictures in it: {names}{trace}",
+        highlight=False,
+        soft_wrap=True,
+    )
     logger.log_table("results", [table.numbers(row) for row in table.rows])
     for picture in pictures:
         logger.log_picture(picture.stem, picture)
@@ -281,32 +291,30 @@ def finish(
         (folder.checkpoint, "checkpoint"),
         (folder.problem, "problem"),
         (folder.profile, "profile"),
+        (folder.trace, "trace"),
     ):
         if path.exists():
             logger.log_file(path, kind)
     logger.log_summary(summary)
-    table.print(console)
-    names = ", ".join(picture.name for picture in pictures)
-    console.print(
-        f"run folder: {folder.path}\npictures in it: {names}", highlight=False, soft_wrap=True
-    )
 
 
-def draw(folder: RunFolder, table: ResultsTable, title: str) -> list[Path]:
-    """Pictures of the best policy's and the best heuristic's schedules and the learning curve."""
+def draw(folder: RunFolder, table: ResultsTable, title: str) -> tuple[list[Path], list[Row]]:
+    """Pictures of the best policy's and the best heuristic's schedules and the learning curve.
+
+    Returns:
+        The pictures, and the rows whose schedules they show.
+    """
     labels = list(POLICY_LABELS.values())
     policies = [row for row in table.rows if row.label in labels and row.simulated is not None]
     heuristic = report.best_heuristic(table, labels)
     chosen = policies[-1:] + ([] if heuristic is None else [heuristic])
     pictures = [report.draw_gantt(row, folder) for row in chosen]
-    if chosen:
-        pictures.append(report.write_traces(chosen, folder))
     if folder.metrics.exists():
         best = min((row.simulated.makespan for row in policies if row.simulated), default=None)
         if best is not None:
             title += f": best simulated makespan {format_seconds(best)}"
         pictures.append(plot_learning_curve(folder.metrics, folder.learning_curve, title))
-    return pictures
+    return pictures, chosen
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="train")

@@ -368,3 +368,11 @@ def test_policies_that_ran_in_vain_or_changed_nothing_say_so() -> None:
     assert "nothing measured faster" in str(row.reason)
     other = TrainingResult(placement, Placement([1, 1]), {}, True, 1, 1, 1.0)
     assert [row.reason for row in train.policy_rows(["sim_rl", "real_rl"], other)] == [None, None]
+
+
+def test_a_whole_run_is_logged_to_wandb_and_finished(command: Command, tmp_path: Path) -> None:
+    assert command(*SIMULATED, "run_dir=out", "logger=wandb") == 0
+    assert exit_records(tmp_path / "out", expected=1) == [0]
+    assert (tmp_path / "out" / "trace.json").exists()
+    logged = {path.suffix for path in (tmp_path / "out" / "wandb").rglob("media/images/*")}
+    assert logged == {".png"}
