@@ -107,6 +107,12 @@ class Schedule:
 
         return idle_time(self)
 
+    def memory_over_time(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Resident bytes per device as step functions; see `doppler.schedule.memory`."""
+        from doppler.schedule.memory import memory_over_time
+
+        return memory_over_time(self)
+
     def critical_chain(self) -> list[ChainStep]:
         """The steps that set the makespan, first one first; see `analysis.critical_chain`."""
         from doppler.schedule.analysis import critical_chain
