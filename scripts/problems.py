@@ -1,6 +1,6 @@
-"""From the configuration to a placement problem, a simulator and an executor.
+"""From the configuration to a placement problem and a simulator.
 
-The classes here are the `_target_`s of the groups workload, topology, simulator and executor where
+The classes here are the `_target_`s of the groups workload, topology and simulator where
 the library has no class of that shape: they say what to build, `build_setup` builds it.
 """
 
@@ -25,7 +25,7 @@ from scripts.entry import check_count, in_multirun
 from scripts.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from doppler.executor import CpuExecutor, Profile
+    from doppler.executor import Profile
     from doppler.training import Objective
     from doppler.training.objectives import SimulatedObjective
 
@@ -187,67 +187,6 @@ class SimulatorSettings:
             seed=self.seed,
             execution=self.execution,
         )
-
-
-@dataclass(frozen=True)
-class CpuExecution:
-    """executor=cpu: run on CPU devices, one worker thread each.
-
-    Args:
-        repeats: measured runs per placement in the results table.
-        warmup: unmeasured runs before them.
-        timeout_s: a run that takes longer is given up. [s]
-        input_seed: of the workload's input tensors.
-    """
-
-    repeats: int = 15
-    warmup: int = 2
-    timeout_s: float = 120.0
-    input_seed: int = 0
-
-    def build(self, setup: Setup) -> CpuExecutor:
-        """Starts the devices; close them when done.
-
-        Raises:
-            ConfigurationError: the problem came from a file, or is about other devices than CPUs.
-        """
-        from doppler.executor import CpuExecutor
-
-        if setup.workload is None:
-            raise ConfigurationError(
-                "executor=cpu needs kernels, a problem file has none: use executor=none"
-            )
-        if setup.profile is None and not setup.problem.topology.name.startswith("cpu"):
-            raise ConfigurationError(
-                f"executor=cpu runs CPU devices, the topology is {setup.problem.topology.name}: "
-                "use executor=none, or topology=cpu"
-            )
-        if setup.settings.execution != "work_conserving":
-            raise ConfigurationError(
-                f"executor=cpu is work-conserving, simulator.execution={setup.settings.execution} "
-                "would be compared with something else: use executor=none"
-            )
-        return CpuExecutor(
-            setup.workload,
-            setup.problem.num_devices,
-            problem=setup.problem,
-            network=setup.settings.network,
-            choose=setup.settings.choose,
-            seed=setup.settings.seed,
-            input_seed=self.input_seed,
-            timeout_s=self.timeout_s,
-        )
-
-
-@dataclass(frozen=True)
-class NoExecution:
-    """executor=none: simulate only."""
-
-    repeats: int = 0
-    warmup: int = 0
-
-    def build(self, setup: Setup) -> None:
-        """There are no devices to start."""
 
 
 @dataclass(frozen=True)

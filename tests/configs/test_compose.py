@@ -145,7 +145,7 @@ def test_unknown_options_raise_with_the_list_of_options() -> None:
 def test_a_problem_file_chooses_topology_simulator_and_executor() -> None:
     config = composed("train", "workload=file", "workload.path=x", "topology.num_devices=4")
     assert config.simulator.cost._target_ == "scripts.problems.FileCost"
-    assert config.executor._target_ == "scripts.problems.NoExecution"
+    assert config.executor._target_ == "scripts.executors.NoExecution"
     assert config.topology == {"_target_": "scripts.problems.FileTopology", "num_devices": 4}
 
 
