@@ -13,13 +13,25 @@ from doppler.schedulers.critical_path import (
     critical_path_priorities,
 )
 from doppler.schedulers.enumerative import EnumerativeOptimizer
+from doppler.schedulers.lists import Cpop, Dls, Etf, Heft, Peft
 from doppler.schedulers.random_placement import RandomPlacement
 from doppler.schedulers.round_robin import RoundRobin
 from doppler.schedulers.single_device import SingleDevice
 
 SCHEDULERS: dict[str, type[Scheduler]] = {
     cls.name: cls
-    for cls in (SingleDevice, RandomPlacement, RoundRobin, CriticalPath, EnumerativeOptimizer)
+    for cls in (
+        SingleDevice,
+        RandomPlacement,
+        RoundRobin,
+        CriticalPath,
+        EnumerativeOptimizer,
+        Heft,
+        Cpop,
+        Peft,
+        Etf,
+        Dls,
+    )
 }
 """Schedulers by name."""
 
@@ -50,8 +62,13 @@ def make_scheduler(name: str, **options: Any) -> Scheduler:
 
 __all__ = [
     "SCHEDULERS",
+    "Cpop",
     "CriticalPath",
+    "Dls",
     "EnumerativeOptimizer",
+    "Etf",
+    "Heft",
+    "Peft",
     "Proposal",
     "RandomPlacement",
     "RoundRobin",
