@@ -63,6 +63,10 @@ class Scheduler(ABC):
         """
         began = perf_counter()
         proposal = self.propose(problem, simulator, rng)
+        return self._placement(proposal, simulator, began)
+
+    def _placement(self, proposal: Proposal, simulator: Simulator, began: float) -> Placement:
+        """The placement of a proposal, simulated."""
         makespan, evaluations = proposal.makespan, proposal.evaluations
         if makespan is None:
             makespan = float(simulator.makespans(proposal.devices[None], proposal.order[None])[0])
