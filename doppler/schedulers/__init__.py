@@ -13,6 +13,7 @@ from doppler.schedulers.critical_path import (
     critical_path_priorities,
 )
 from doppler.schedulers.enumerative import EnumerativeOptimizer
+from doppler.schedulers.exact import CpSat, Exhaustive
 from doppler.schedulers.lists import Cpop, Dls, Etf, Heft, Peft
 from doppler.schedulers.random_placement import RandomPlacement
 from doppler.schedulers.round_robin import RoundRobin
@@ -31,6 +32,8 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
         Peft,
         Etf,
         Dls,
+        CpSat,
+        Exhaustive,
     )
 }
 """Schedulers by name."""
@@ -62,11 +65,13 @@ def make_scheduler(name: str, **options: Any) -> Scheduler:
 
 __all__ = [
     "SCHEDULERS",
+    "CpSat",
     "Cpop",
     "CriticalPath",
     "Dls",
     "EnumerativeOptimizer",
     "Etf",
+    "Exhaustive",
     "Heft",
     "Peft",
     "Proposal",

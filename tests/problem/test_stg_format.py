@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from doppler import load_problem
-from doppler.errors import FileFormatError, UnknownQuantityError
+from doppler.errors import ConfigurationError, FileFormatError, UnknownQuantityError
 from doppler.schedule import lower_bounds
 from doppler.schedulers import SCHEDULERS, make_scheduler
 from doppler.simulator import Simulator
@@ -111,6 +111,9 @@ def test_no_scheduler_beats_the_known_bounds_of_the_real_set(
                 placement = make_scheduler(name).schedule(problem, simulator, rng)
             except UnknownQuantityError:
                 assert problem.graph.meta_op is None  # the file has no meta-ops
+                continue
+            except ConfigurationError:
+                assert name == "exhaustive"  # 50 ops are too many
                 continue
             makespans[name] = simulator.makespan(placement)
             assert makespans[name] >= float(row["lower_bound"]), name

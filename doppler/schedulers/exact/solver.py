@@ -1,0 +1,271 @@
+"""Finds a schedule in which resources may wait, and proves how short such a schedule can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from doppler.construction import Construction
+from doppler.errors import CapacityError
+from doppler.problem import PlacementProblem
+from doppler.schedule import Schedule, lower_bounds
+from doppler.schedulers.critical_path import critical_path_priorities
+from doppler.schedulers.exact.classical import ClassicalModel
+from doppler.schedulers.exact.instance import Instance, make_instance
+from doppler.schedulers.exact.model import PlacementModel
+from doppler.schedulers.exact.replay import (
+    Plan,
+    Times,
+    fits,
+    length,
+    plan_of,
+    schedule_of,
+    seconds_replay,
+)
+from doppler.simulator import Simulator
+
+OPTIMAL_GAP = 1e-6
+"""A makespan this close to its proven bound, relative to itself, is called optimal."""
+POOL = 64
+"""Most plans that are kept besides the best."""
+SPREAD = 0.1
+"""How far the priorities of restarted list schedules are from the critical path's, relatively."""
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """How CP-SAT runs.
+
+    Args:
+        budget_s: wall-clock limit of the whole call. [s]
+        num_workers: threads.
+        seed: of CP-SAT and of the restarts.
+        restarts: list schedules to start from.
+        deterministic: whether threads meet at fixed points, so that runs that end before the
+            budget are equal for a seed, whatever the threads and the load of the machine.
+    """
+
+    budget_s: float = 20.0
+    num_workers: int = 1
+    seed: int = 0
+    restarts: int = 128
+    deterministic: bool = True
+
+
+@dataclass
+class ExactResult:
+    """What a call of `solve` found.
+
+    Args:
+        makespan: of `schedule`, infinite if none was found. [s]
+        bound: no schedule is shorter, waiting or not. [s]
+        plan: placement and order of all tasks, None if no schedule was found.
+        schedule: the best schedule, in true seconds.
+        pool: more plans, the best first.
+        seconds: spent. [s]
+        method: "bound" (the list schedule meets the bound), "classical" or "placement" (models).
+        evaluations: simulations that it took.
+        curve: (seconds, makespan, bound) whenever the schedule got better, and at the end.
+    """
+
+    makespan: float
+    bound: float
+    plan: Plan | None
+    schedule: Schedule | None
+    pool: list[Plan] = field(default_factory=list)
+    seconds: float = 0.0
+    method: str = "bound"
+    evaluations: int = 0
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+
+    @property
+    def gap(self) -> float:
+        """How far the bound is below the makespan, relative to the makespan."""
+        return 0.0 if self.makespan <= self.bound else 1.0 - self.bound / self.makespan
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the makespan is proven to be the least, up to `OPTIMAL_GAP`."""
+        return self.gap <= OPTIMAL_GAP
+
+
+def solve(
+    problem: PlacementProblem,
+    network: str = "serial_links",
+    options: SolverOptions | None = None,
+    progress: Callable[[Plan, float, float], None] | None = None,
+) -> ExactResult:
+    """Minimises the makespan over placements and schedules in which resources may wait.
+
+    Args:
+        problem: what is scheduled, its inputs explicit.
+        network: a model of `doppler.simulator.NETWORKS`.
+        options: how CP-SAT runs; None for the defaults.
+        progress: called with each better plan, its makespan [s] and the bound so far [s].
+
+    Raises:
+        CapacityError: it is proven that nothing fits in the devices' memory.
+    """
+    return _Search(problem, network, options or SolverOptions(), progress).run()
+
+
+class _Search:
+    """One call of `solve`."""
+
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        network: str,
+        options: SolverOptions,
+        progress: Callable[[Plan, float, float], None] | None,
+    ) -> None:
+        self.began = perf_counter()
+        self.problem = problem
+        self.network = network
+        self.options = options
+        self.progress = progress
+        self.in_seconds = seconds_replay(problem, network)
+        self.result = ExactResult(np.inf, lower_bounds(problem).best, None, None)
+
+    def run(self) -> ExactResult:
+        self._list_schedules()
+        horizon = self.result.makespan
+        if not np.isfinite(horizon):
+            horizon = _one_after_another(self.problem)
+        instance = make_instance(self.problem, self.network, horizon)
+        self._raise_bound(instance.lower_seconds)
+        if not self.result.optimal and self._time_left() > 0:
+            self._solve(instance, horizon)
+        result = self.result
+        result.bound = min(result.bound, result.makespan)
+        result.seconds = perf_counter() - self.began
+        self._note()
+        return result
+
+    def accept(self, plan: Plan, planned: Times | None = None) -> None:
+        """Replays a plan in seconds and keeps it if it is better.
+
+        Args:
+            plan: what was found.
+            planned: starts that are waited for where the earliest ones need too much memory. [s]
+        """
+        for not_before in (None, planned):
+            times = self.in_seconds.times(plan, not_before)
+            makespan = float(length(times))
+            schedule = schedule_of(self.problem, self.network, plan, times)
+            if not fits(schedule):
+                continue
+            if makespan < self.result.makespan:
+                if self.result.plan is not None:
+                    self.result.pool.insert(0, self.result.plan)
+                self.result.makespan, self.result.plan = makespan, plan
+                self.result.schedule = schedule
+                self._note()
+                if self.progress is not None:
+                    self.progress(plan, makespan, self.result.bound)
+            elif len(self.result.pool) < POOL:
+                self.result.pool.append(plan)
+            return
+
+    def _raise_bound(self, bound: float) -> None:
+        self.result.bound = max(self.result.bound, bound)
+
+    def _note(self) -> None:
+        seconds = perf_counter() - self.began
+        self.result.curve.append((seconds, self.result.makespan, self.result.bound))
+
+    def _time_left(self) -> float:
+        return self.options.budget_s - (perf_counter() - self.began)
+
+    def _list_schedules(self) -> None:
+        """Starts from critical-path list schedules whose priorities are disturbed more and more."""
+        problem, rng = self.problem, np.random.default_rng(self.options.seed)
+        simulator = Simulator(problem, network=self.network, choose="given")
+        priorities = critical_path_priorities(problem)
+        restarts = self.options.restarts
+        construction = Construction(problem, self.network, min(BATCH, restarts))
+        for first in range(0, restarts, BATCH):
+            count = min(BATCH, restarts - first)
+            spread = SPREAD * first / restarts
+            construction.reset()
+            construction.list_schedule(
+                priorities * (1 + spread * rng.standard_normal(problem.num_ops)),
+                rng.integers(1, 2**63, construction.batch_size, dtype=np.uint64),
+            )
+            placements = np.ascontiguousarray(construction.devices[:count])
+            orders = np.ascontiguousarray(construction.order[:count])
+            makespans = simulator.makespans(placements, orders)
+            self.result.evaluations += count
+            for row in np.argsort(makespans, kind="stable")[:4].tolist():
+                if np.isfinite(makespans[row]):
+                    self.accept(plan_of(simulator.run(placements[row], orders[row])))
+            if self.result.optimal or self._time_left() < self.options.budget_s / 2:
+                return
+
+    def _solve(self, instance: Instance, horizon: float) -> None:
+        result, plan = self.result, self.result.plan
+        times = None
+        upper = int(horizon / instance.ticks.numerator * instance.ticks.denominator * 1.001) + 2
+        if plan is not None:
+            times = instance.replay.times(plan)
+            if not instance.memory:  # earliest times in ticks may need more memory than the true
+                upper = int(length(times))
+        model: ClassicalModel | PlacementModel
+        if instance.classical:
+            result.method, model = "classical", ClassicalModel(instance, upper)
+        else:
+            result.method, model = "placement", PlacementModel(instance, upper)
+        if plan is not None and times is not None:
+            model.hint(plan, times)
+        status, bound = self._call(instance, model)
+        if status == "MODEL_INVALID" or (status == "INFEASIBLE" and not instance.memory):
+            raise RuntimeError(f"problem {self.problem.name!r}: CP-SAT says {status}")
+        if status == "INFEASIBLE":
+            raise CapacityError(
+                f"problem {self.problem.name!r}: no placement and schedule fits in the devices' "
+                "memory, which is proven; devices of more memory are needed"
+            )
+        self._raise_bound(instance.ticks.seconds(bound))
+
+    def _call(self, instance: Instance, model: Any) -> tuple[str, int]:
+        """Runs CP-SAT; returns its status and the proven bound. [ticks]"""
+        from ortools.sat.python import cp_model
+
+        search, options = self, self.options
+
+        class Found(cp_model.CpSolverSolutionCallback):
+            """Takes every solution in."""
+
+            def on_solution_callback(self) -> None:
+                plan, times = model.read(self.value)
+                search.accept(plan, _in_seconds(instance, times) if instance.memory else None)
+
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.01, self._time_left())
+        solver.parameters.num_workers = options.num_workers
+        solver.parameters.random_seed = options.seed % 2**31
+        solver.parameters.interleave_search = options.deterministic
+        solver.parameters.use_timetable_edge_finding_in_cumulative = True
+        status = solver.status_name(solver.solve(model.model, Found()))
+        proven = solver.best_objective_bound
+        known = status in ("OPTIMAL", "FEASIBLE", "UNKNOWN") and np.isfinite(proven)
+        return status, max(instance.lower, int(np.ceil(proven - 1e-6)) if known else 0)
+
+
+def _in_seconds(instance: Instance, times: Times) -> Times:
+    seconds = instance.ticks.seconds
+    return {task: (seconds(start), seconds(end)) for task, (start, end) in times.items()}
+
+
+def _one_after_another(problem: PlacementProblem) -> float:
+    """Seconds that suffice for all ops and transfers in sequence. [s]"""
+    longest = problem.route_latency.max() + (
+        problem.cost_model.transfer_volume * problem.route_seconds_per_unit.max()
+    )
+    transfers = longest[problem.graph.out_degrees > 0].sum() * (problem.num_devices - 1)
+    return float(problem.cost_model.op_seconds.max(axis=1).sum() + transfers)
