@@ -16,7 +16,7 @@ from doppler.graph import DataflowGraph
 from doppler.problem import PlacementProblem
 
 SAME = 1e-12
-"""Times that agree to this part of the whole work are a tie: sums differ by rounding."""
+"""Times that agree to this part of all work are a tie: sums differ by rounding."""
 
 
 class PlanningModel(NamedTuple):
@@ -162,7 +162,7 @@ def _model(
         capacity=_copy(capacity, np.float64),
         mean_seconds=mean_seconds,
         edge_seconds=edge_seconds,
-        same=SAME * float(mean_seconds.sum()),
+        same=SAME * float(mean_seconds.sum() + edge_seconds.max(initial=0.0)),
     )
 
 
