@@ -15,6 +15,7 @@ from doppler.schedulers.critical_path import (
 from doppler.schedulers.enumerative import EnumerativeOptimizer
 from doppler.schedulers.exact import CpSat, Exhaustive
 from doppler.schedulers.lists import Cpop, Dls, Etf, Heft, Peft
+from doppler.schedulers.partitioning import ChainSplit, Metis
 from doppler.schedulers.random_placement import RandomPlacement
 from doppler.schedulers.round_robin import RoundRobin
 from doppler.schedulers.single_device import SingleDevice
@@ -27,6 +28,8 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
         RoundRobin,
         CriticalPath,
         EnumerativeOptimizer,
+        Metis,
+        ChainSplit,
         Heft,
         Cpop,
         Peft,
@@ -65,6 +68,7 @@ def make_scheduler(name: str, **options: Any) -> Scheduler:
 
 __all__ = [
     "SCHEDULERS",
+    "ChainSplit",
     "CpSat",
     "Cpop",
     "CriticalPath",
@@ -73,6 +77,7 @@ __all__ = [
     "Etf",
     "Exhaustive",
     "Heft",
+    "Metis",
     "Peft",
     "Proposal",
     "RandomPlacement",
