@@ -1,29 +1,30 @@
 """The ENUMERATIVE OPTIMIZER: meta-op by meta-op, balanced shards, least communication.
 
-Source: Yao et al. (2026), DOPPLER. They enumerate the balanced assignments of a meta-op's shards;
-the communication is a sum over shards, so the best of them is a linear assignment problem, solved
-exactly by scipy.optimize.linear_sum_assignment.
+Source: Yao et al. (2026), DOPPLER. They enumerate the balanced assignments of a meta-op's shards
+and keep the one with the least communication from what is already placed. Where that is a sum over
+shards it is a linear assignment problem, solved exactly by scipy.optimize.linear_sum_assignment.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
-from doppler.errors import InvalidGraphError
+from doppler.errors import ConfigurationError, InvalidGraphError
 from doppler.graph import DataflowGraph
 from doppler.problem import PlacementProblem
-from doppler.schedulers.base import Proposal, Scheduler
+from doppler.schedulers.balanced import LayerCost, assign_layer
+from doppler.schedulers.base import Proposal, Scheduler, check_count
+from doppler.schedulers.partitioning.vertices import capacities
 
 if TYPE_CHECKING:
     from doppler.simulator import Simulator
 
-LOAD_WEIGHT = 1e-6
-"""Weight of a device's load against communication: it only decides ties."""
+COSTS = ("seconds", "communication")
 
 
 @dataclass(frozen=True)
@@ -31,32 +32,65 @@ class EnumerativeOptimizer(Scheduler):
     """Walks the meta-ops in topological order and places each one's ops layer by layer.
 
     A layer is the shards of a meta-op, then the reductions of these, then the re-assemblies (ops
-    at equal depth inside the meta-op). Its ops are spread evenly, every device getting as many
-    as any other or one more, with the least communication from what is already placed: the
-    uncontended transfer seconds of every input that is not on the device and was not sent there
-    for an earlier layer. Among equals, less loaded devices come first.
+    at equal depth inside the meta-op). Its ops are spread evenly, at the least cost: equal devices
+    get as many as any other or one more, others in proportion to their speed on the layer, so that
+    equal ops would be done soonest. The cost is the uncontended transfer seconds of every input
+    that is not on the device and was not sent there for an earlier layer, once per (tensor,
+    device), plus what the ops themselves take there. On equal devices the latter is the same for
+    every assignment, so that the communication alone decides, as published. Among equals, less
+    loaded devices come first.
+
+    With at most one op per device, or where no two ops share a tensor that has to be sent, the
+    cost is a sum over ops and a linear assignment is exact. Otherwise all balanced assignments are
+    enumerated if they are few enough; if not, a shared tensor is paid for by every op that reads
+    it, and the linear assignment of this upper bound is taken.
 
     Pinned ops and ops whose colocation group has a device are placed first; the rest of the layer
-    is spread as above, a group's ops in it as one.
+    is spread as above, a group's ops in it as one. Where memory is known and the result does not
+    fit, a second walk gives up the balance: each op in turn takes the cheapest device with room for
+    its output and its inputs, of everything that was ever there.
 
-    Two ops of a layer on one device that share an input pay for it twice: with at most one op
-    per device the assignment is exact, with more it is the exact optimum of that upper bound.
+    Args:
+        cost: "seconds" (communication and compute) or "communication" (as published: it takes all
+            devices for equally fast).
+        enumerate_up_to: most balanced assignments of a layer that are enumerated, at least 1.
 
     Raises:
+        ConfigurationError: an unknown cost, or an impossible number.
         UnknownQuantityError: on `schedule`, if the graph does not know its meta-ops.
         InvalidGraphError: on `schedule`, if meta-ops depend on one another in a cycle.
     """
 
+    cost: str = "seconds"
+    enumerate_up_to: int = 20_000
     name: ClassVar[str] = "enumerative"
+
+    def __post_init__(self) -> None:
+        if self.cost not in COSTS:
+            raise ConfigurationError(
+                f"scheduler 'enumerative', cost: {self.cost!r} is not one of {', '.join(COSTS)}"
+            )
+        check_count("scheduler 'enumerative'", "enumerate_up_to", self.enumerate_up_to)
 
     def propose(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
     ) -> Proposal:
-        graph = problem.graph
+        layers = meta_op_layers(problem.graph)
+        order = np.array([op for layer in layers for op in layer])
+        devices = self._walk(problem, layers, balanced=True)
+        if problem.graph.output_bytes is None or not np.isfinite(capacities(problem)).any():
+            return Proposal(devices, order)
+        makespan = float(simulator.makespans(devices[None], order[None])[0])
+        if np.isfinite(makespan):
+            return Proposal(devices, order, 1, makespan)
+        return Proposal(self._walk(problem, layers, balanced=False), order, 1)
+
+    def _walk(
+        self, problem: PlacementProblem, layers: list[list[int]], balanced: bool
+    ) -> np.ndarray:
+        """Places all layers, balanced or where there is room. # (num_ops,)"""
         state = _Placed(problem)
-        order: list[int] = []
-        for layer in meta_op_layers(graph):
-            order.extend(layer)
+        for layer in layers:
             open_ops = [op for op in layer if state.devices[op] < 0 and not problem.is_input_op[op]]
             for op in layer:
                 if state.devices[op] >= 0:
@@ -64,15 +98,17 @@ class EnumerativeOptimizer(Scheduler):
             units = state.units(open_ops)
             if not units:
                 continue
-            costs = _communication(problem, open_ops, state.devices, state.resident)
-            row = {op: index for index, op in enumerate(open_ops)}
-            communication = np.stack(
-                [costs[[row[op] for op in unit]].sum(axis=0) for unit in units]
-            )
-            for unit, device in zip(units, balanced_assignment(communication, state.load)):
-                for op in unit:
-                    state.place(op, int(device))
-        return Proposal(state.devices, np.array(order))
+            if not balanced:
+                for unit in units:
+                    cost = state.cost([unit], self.cost == "seconds").upper_bound[0]
+                    state.place(unit, state.roomy_device(unit, cost))
+                continue
+            cost = state.cost(units, self.cost == "seconds")
+            pace = state.pace(open_ops) if self.cost == "seconds" else np.ones(problem.num_devices)
+            chosen = assign_layer(cost, state.load, pace, self.enumerate_up_to)
+            for unit, device in zip(units, chosen.tolist()):
+                state.place(unit, device)
+        return np.maximum(state.devices, 0)  # what nobody reads may be anywhere
 
 
 class _Placed:
@@ -82,30 +118,43 @@ class _Placed:
         devices: -1 where open. # (num_ops,)
         resident: whether an op's output is on a device, home or sent. # (num_ops, num_devices)
         load: work on each device. # (num_devices,) [s]
+        held: bytes of all that is resident, where known. # (num_devices,) [B]
     """
 
     def __init__(self, problem: PlacementProblem) -> None:
         self._problem = problem
         self._block = problem.constraints.block
+        self._capacity = capacities(problem)
+        known = problem.graph.output_bytes
+        self._bytes = np.zeros(problem.num_ops) if known is None else known
         self.devices = np.full(problem.num_ops, -1, np.int64)
         self.resident = np.zeros((problem.num_ops, problem.num_devices), bool)
         self.load = np.zeros(problem.num_devices)
-        for block, device in enumerate(problem.constraints.block_device):
+        self.held = np.zeros(problem.num_devices)
+        pinned = problem.constraints.block_device
+        by_block = np.argsort(self._block, kind="stable")
+        ends = np.searchsorted(self._block[by_block], np.arange(len(pinned) + 1))
+        self._members = [by_block[a:b] for a, b in pairwise(ends)]
+        for members, device in zip(self._members, pinned.tolist()):
             if device >= 0:
-                self._settle(np.flatnonzero(self._block == block), int(device))
+                self._settle(members, device)
 
-    def place(self, op: int, device: int) -> None:
-        """Puts an op, and what must be with it, on a device, and runs the op."""
-        if self.devices[op] < 0:
-            block = self._block[op]
-            self._settle(
-                np.array([op]) if block < 0 else np.flatnonzero(self._block == block), device
-            )
-        self.run(op)
+    def place(self, unit: list[int], device: int) -> None:
+        """Puts ops, and what must be with them, on a device, and runs the ops."""
+        for op in unit:
+            if self.devices[op] < 0:
+                block = self._block[op]
+                self._settle(np.array([op]) if block < 0 else self._members[block], device)
+            self.run(op)
 
     def run(self, op: int) -> None:
-        """Fetches the inputs of a placed op."""
-        self.resident[self._problem.graph.predecessors(op), self.devices[op]] = True
+        """Fetches the inputs of a placed op; inputs that may be anywhere are then where it is."""
+        preds, device = self._problem.graph.predecessors(op), int(self.devices[op])
+        loose = preds[(self.devices[preds] < 0) & (self._block[preds] < 0)]
+        if loose.size:
+            self._settle(loose, device)
+        self.held[device] += self._bytes[preds[~self.resident[preds, device]]].sum()
+        self.resident[preds, device] = True
 
     def units(self, ops: list[int]) -> list[list[int]]:
         """Ops that must go together, in order of their first."""
@@ -115,7 +164,48 @@ class _Placed:
             together.setdefault(-1 - op if block < 0 else block, []).append(op)
         return list(together.values())
 
+    def pace(self, ops: list[int]) -> np.ndarray:
+        """Mean seconds of ops on each device, by its compute slots. # (D,) [s]"""
+        slots = np.array(self._problem.topology.compute_slots)
+        return self._problem.cost_model.op_seconds[ops].mean(axis=0) / slots
+
+    def cost(self, units: list[list[int]], compute: bool) -> LayerCost:
+        """What each unit would take on each device; with `compute`, its own seconds too."""
+        problem = self._problem
+        seconds = problem.cost_model.op_seconds
+        own = np.zeros((len(units), problem.num_devices))
+        readers: dict[int, list[int]] = {}
+        for row, unit in enumerate(units):
+            if compute:
+                own[row] = seconds[unit].sum(axis=0)
+                own[row] -= own[row].min()  # what it takes everywhere decides nothing
+            for tensor in np.unique(
+                np.concatenate([problem.graph.predecessors(op) for op in unit])
+            ).tolist():
+                # An input that is still open will follow its consumer.
+                if self.devices[tensor] >= 0 and not self.resident[tensor].all():
+                    readers.setdefault(tensor, []).append(row)
+        tensors = np.array(sorted(readers), np.int64)
+        sources = self.devices[tensors]
+        volume = problem.cost_model.transfer_volume[tensors, None]
+        fetch = problem.route_latency[sources] + volume * problem.route_seconds_per_unit[sources]
+        fetch = np.where(self.resident[tensors], 0.0, fetch)
+        return LayerCost(own, fetch, [readers[tensor] for tensor in tensors.tolist()])
+
+    def roomy_device(self, unit: list[int], cost: np.ndarray) -> int:
+        """The cheapest device with room for a unit, ties to the less loaded; or the roomiest."""
+        ops = np.array(unit)
+        block = self._block[ops[0]]
+        outputs = self._bytes[ops if block < 0 else self._members[block]].sum()
+        preds = np.unique(np.concatenate([self._problem.graph.predecessors(op) for op in unit]))
+        inputs = self._bytes[preds] @ ~self.resident[preds]
+        room = self._capacity - self.held - outputs - inputs
+        if (room >= 0).any():
+            return int(np.lexsort((self.load, cost, room < 0))[0])
+        return int(np.argmax(room))
+
     def _settle(self, ops: np.ndarray, device: int) -> None:
+        self.held[device] += self._bytes[ops[~self.resident[ops, device]]].sum()
         self.devices[ops] = device
         self.resident[ops, device] = True
         self.load[device] += self._problem.cost_model.op_seconds[ops, device].sum()
@@ -141,48 +231,6 @@ def meta_op_layers(graph: DataflowGraph) -> list[list[int]]:
         for meta in _meta_op_order(graph, meta_op)
         for level in sorted(layers[meta])
     ]
-
-
-def balanced_assignment(communication: np.ndarray, load: np.ndarray) -> np.ndarray:
-    """Spreads k ops over D devices, floor(k / D) or one more on each, at the least cost.
-
-    Args:
-        communication: cost of each op on each device. # (k, D)
-        load: work already on each device; decides between equals. # (D,)
-
-    Returns:
-        device of each op. # (k,)
-    """
-    count, size = communication.shape
-    each, extra = divmod(count, size)
-    per_device = each + (extra > 0)
-    cost = communication / max(float(communication.max()), np.finfo(float).tiny)
-    cost = cost + LOAD_WEIGHT * load / max(float(load.max()), np.finfo(float).tiny)
-    columns = np.tile(np.arange(size), per_device)  # slot-major; the last round is optional
-    table = np.zeros((size * per_device, size * per_device))
-    table[:count] = cost[:, columns]
-    # A surplus row stands for an optional slot that stays empty; it must not take another one.
-    table[count:, : size * each] = np.inf
-    rows, slots = linear_sum_assignment(table)
-    return columns[slots[np.argsort(rows)][:count]]
-
-
-def _communication(
-    problem: PlacementProblem, layer: list[int], devices: np.ndarray, resident: np.ndarray
-) -> np.ndarray:
-    """Seconds of the transfers that each op would need on each device. # (len(layer), D) [s]"""
-    volume = problem.cost_model.transfer_volume
-    cost = np.zeros((len(layer), problem.num_devices))
-    for row, op in enumerate(layer):
-        preds = problem.graph.predecessors(op)
-        sources = devices[preds]
-        seconds = (
-            problem.route_latency[sources]
-            + volume[preds, None] * problem.route_seconds_per_unit[sources]
-        )
-        free = resident[preds] | (sources < 0)[:, None]  # open inputs will follow their consumer
-        cost[row] = np.where(free, 0.0, seconds).sum(axis=0)
-    return cost
 
 
 def _meta_op_order(graph: DataflowGraph, meta_op: np.ndarray) -> list[int]:

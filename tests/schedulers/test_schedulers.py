@@ -30,7 +30,8 @@ from doppler.schedulers import (
     critical_path_priorities,
     make_scheduler,
 )
-from doppler.schedulers.enumerative import balanced_assignment, meta_op_layers
+from doppler.schedulers.balanced import balanced_assignment
+from doppler.schedulers.enumerative import meta_op_layers
 from doppler.simulator import Simulator
 
 # meta-op 0: shards 0, 1 and their sum 2; meta-op 1: shards 3, 4, both fed by 2 and by one shard
