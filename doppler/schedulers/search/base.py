@@ -1,0 +1,161 @@
+"""What all searches in the simulator share: where they begin, their chains, and their result."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from doppler.errors import ConfigurationError
+from doppler.schedulers.anytime import AnytimeScheduler, Run
+from doppler.schedulers.base import Proposal, check_count
+from doppler.schedulers.critical_path import CriticalPath, critical_path_priorities
+from doppler.schedulers.search.chains import Chain, best_chain, run_chains
+from doppler.schedulers.search.neighbourhood import (
+    Neighbourhood,
+    check_weights,
+    make_neighbourhood,
+)
+from doppler.schedulers.search.state import State, make_state
+from doppler.simulator.search import SearchTables, search_tables
+
+BEGINNINGS = ("random", "critical_path")
+_BEGINNING_RESTARTS = 32
+"""Critical-path runs of which a search begins with the best."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched.
+
+    Args:
+        tables: the simulator.
+        hood: what may move.
+        order: priorities to begin with, or None where orders are not searched. # (num_ops,)
+        devices: a placement to begin with, or None to begin at random. # (num_ops,)
+        op_seconds: mean duration of an op, the unit of temperatures. [s]
+    """
+
+    tables: SearchTables
+    hood: Neighbourhood
+    order: np.ndarray | None
+    devices: np.ndarray | None
+    op_seconds: float
+
+    def beginning(self, run: Run, seed: int) -> np.ndarray:
+        """Where a chain begins. # (num_ops,)"""
+        if self.devices is not None:
+            return self.devices
+        problem = run.problem
+        rng = np.random.default_rng(seed)
+        return problem.conform(rng.integers(0, problem.num_devices, problem.num_ops))
+
+    def state(self, run: Run, seed: int, history: int = 0) -> State:
+        """A chain's state at its beginning."""
+        return make_state(self.hood, self.beginning(run, seed), self.order, seed, history)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSearch(AnytimeScheduler):
+    """A search that asks the simulator about every placement; with `choose=given` also of orders.
+
+    With an objective over tie orders or noise (`RobustSimulator`) the search minimises the nominal
+    makespan; of the best placements of its chains the objective then picks one.
+
+    Args:
+        begin: "random", or "critical_path": the best of some critical-path runs. A placement that
+            is handed to `schedule` as `start` goes before both.
+        chains: independent searches; the best is the result.
+        num_threads: most threads to use, all available cores where None; does not change what is
+            found with a budget of evaluations.
+        moves: how often each kind of move is tried, where not the default
+            (`neighbourhood.DEFAULT_WEIGHTS`).
+
+    Raises:
+        ConfigurationError: an impossible option.
+    """
+
+    begin: str = "critical_path"
+    chains: int = 2
+    num_threads: int | None = None
+    moves: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = f"scheduler {self.name!r}"
+        if self.begin not in BEGINNINGS:
+            raise ConfigurationError(
+                f"{where}, begin: {self.begin!r} is not one of {', '.join(BEGINNINGS)}"
+            )
+        check_count(where, "chains", self.chains)
+        if self.num_threads is not None:
+            check_count(where, "num_threads", self.num_threads)
+        check_weights(where, dict(self.moves))
+
+    @abstractmethod
+    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
+        """One of the chains; must depend on nothing but its arguments."""
+
+    def search(self, run: Run) -> Proposal:
+        """See `AnytimeScheduler.search`."""
+        nominal = getattr(run.simulator, "simulator", run.simulator)
+        given = nominal.choose == "given"
+        tables = search_tables(nominal)
+        hood = make_neighbourhood(
+            run.problem, check_weights(self.name, dict(self.moves)), orders=given
+        )
+        devices, order = self._beginning(run, nominal, given)
+        space = Space(
+            tables=tables,
+            hood=hood,
+            order=order,
+            devices=devices,
+            op_seconds=float(run.problem.mean_op_seconds.mean()),
+        )
+        seeds = run.rng.integers(0, 2**63, self.chains)
+        chains = [self.make_chain(run, space, int(seed)) for seed in seeds]
+        run_chains(run, chains, self.num_threads)
+        return self._proposal(run, nominal, chains)
+
+    def _beginning(
+        self, run: Run, simulator: Any, given: bool
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        priorities = critical_path_priorities(run.problem)
+        order = np.lexsort((np.arange(run.problem.num_ops), -priorities)) if given else None
+        if run.start is not None:
+            if given and run.start.order is not None:
+                order = run.start.order
+            return run.start.devices, order
+        if self.begin == "random":
+            return None, order
+        teacher = CriticalPath(restarts=_BEGINNING_RESTARTS)
+        proposal = teacher.propose(run.problem, simulator, run.rng)
+        assert proposal.makespan is not None
+        order = proposal.order if given else None
+        run.record(proposal.makespan, proposal.devices, order, proposal.evaluations)
+        return proposal.devices, order
+
+    def _proposal(self, run: Run, nominal: Any, chains: list[Chain]) -> Proposal:
+        best = best_chain(chains)
+        if run.simulator is not nominal:
+            orders = None if best.order is None else np.array([c.order for c in chains])
+            values = run.simulator.makespans(np.array([c.devices for c in chains]), orders)
+            best = chains[int(np.argmin(values))]
+        order, makespan = best.order, best.makespan
+        if order is None:
+            order = np.arange(len(best.devices))
+            if np.isfinite(makespan):
+                # Ops in the order in which they start, which a policy can imitate.
+                starts = nominal.run(best.devices).start
+                place = np.empty(len(starts), np.int64)
+                place[run.problem.graph.topological_order] = np.arange(len(starts))
+                order = np.lexsort((place, starts))
+        exact = run.simulator is nominal
+        return Proposal(
+            devices=best.devices.copy(),
+            order=np.array(order),
+            evaluations=run.evaluations,
+            makespan=float(makespan) if exact else None,
+        )
