@@ -16,6 +16,7 @@ from doppler.problem import InputTensor
 from doppler.schedule import lower_bounds
 from doppler.schedulers import make_scheduler
 from doppler.schedulers.lists import Etf, Heft, ListScheduler, Plan, planning_model
+from doppler.schedulers.lists.ranks import optimistic_costs, upward_ranks
 from doppler.schedulers.lists.timeline import KEPT, LIVE, UNLIMITED
 from doppler.simulator import Simulator
 from doppler.workloads.random_dags import layered_dag
@@ -168,12 +169,39 @@ def test_the_first_op_of_a_group_decides_unless_one_is_pinned(name: str) -> None
 
 
 def test_a_group_on_the_critical_path_is_decided_with_it() -> None:
-    # 0 (1) is first, and alone would go to device 1, where it is faster; but its group is on the
-    # critical path 1 -> 2, which is faster on device 0
+    # 1 -> 2 is the critical path, faster on device 0; 2 needs 0, too, which is planned before it.
+    # 0 alone would go to device 1, where it is faster; but it is of 2's group
     seconds = [[2.0, 1.0], [5.0, 6.0], [5.0, 6.0]]
-    problem = replace(make_problem([(1, 2)], seconds, [0.0] * 3), colocation=[4, -1, 4])
-    plan = list_scheduler("cpop").plan(planning_model(problem))
+    problem = make_problem([(0, 2), (1, 2)], seconds, [0.0] * 3)
+    free = list_scheduler("cpop").plan(planning_model(problem))
+    assert free.devices.tolist() == [1, 0, 0]
+    grouped = replace(problem, colocation=[4, -1, 4])
+    plan = list_scheduler("cpop").plan(planning_model(grouped))
     assert plan.devices.tolist() == [0, 0, 0]
+
+
+def test_pins_count_in_levels() -> None:
+    # 0 --1--> 1, which is pinned to device 0, where it takes 5 s
+    problem = make_problem([(0, 1)], [[2.0, 4.0], [5.0, 1.0]], [1.0, 0.0])
+    model = planning_model(replace(problem, pinned=[-1, 0]))
+    assert upward_ranks(model).tolist() == [3 + 1 + 5, 5]
+    assert optimistic_costs(model).tolist() == [[5, 6], [0, 0]]
+    free = planning_model(problem)
+    assert upward_ranks(free).tolist() == [3 + 1 + 3, 3]
+    assert optimistic_costs(free).tolist() == [[2, 1], [0, 0]]
+
+
+def test_an_input_that_a_later_consumer_takes_along_moves_its_group() -> None:
+    # y is with 0, its first reader, but 1 is planned before 0, on device 1, and y with it. Then
+    # 0 may not stay where it would have gone
+    problem = replace(
+        make_problem([], [[4.0, 5.0], [9.0, 6.0]], [0.0, 0.0]),
+        inputs=(InputTensor("y", 3.0, (0, 1), "first_consumer"),),
+    ).with_explicit_inputs()
+    for name in ("heft", "cpop", "etf", "dls"):  # PEFT has no cost after them and plans 0 first
+        plan = list_scheduler(name).plan(planning_model(problem))
+        assert plan.devices.tolist() == [1, 1, 1], name
+        check_plan(problem, plan)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -33,7 +33,6 @@ class Cpop(ListScheduler):
     def plan(self, model: PlanningModel, memory: int = UNLIMITED) -> Plan:
         upward = upward_ranks(model)
         path = longest_path(model, upward)
-        path = path[~model.is_input[path]]
         device = critical_device(model, path)
         wishes = np.full(model.num_ops, -1, np.int64)
         wishes[path] = device
