@@ -7,7 +7,10 @@ OR-Tools CP-SAT (Perron and Didier).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,18 +18,20 @@ import numpy as np
 from doppler.checks import number
 from doppler.errors import CapacityError, ConfigurationError
 from doppler.problem import PlacementProblem
-from doppler.schedulers.base import Proposal, Scheduler, best_of, check_count
-from doppler.schedulers.exact.replay import Plan
+from doppler.schedulers.anytime import AnytimeScheduler, Run
+from doppler.schedulers.base import Proposal, check_count
+from doppler.schedulers.exact.replay import Plan, plan_of
 from doppler.schedulers.exact.solver import ExactResult, SolverOptions, solve
 from doppler.simulator import Simulator
 from doppler.simulator.threads import available_cores
 
-MOST_CHOICES = 1_000_000
+WATCH_S = 0.25
+MOST_CHOICES = 100_000
 """Most (edge or op, source device, destination device) triples that a model is built for."""
 
 
-@dataclass(frozen=True)
-class CpSat(Scheduler):
+@dataclass(frozen=True, kw_only=True)
+class CpSat(AnytimeScheduler):
     """Finds the shortest schedule of a small problem and proves that, or how far it may be off.
 
     What is minimised is the makespan over placements and schedules in which devices and links
@@ -48,74 +53,91 @@ class CpSat(Scheduler):
     - `planned_start`, `planned_devices`: of each op in the schedule of `free_makespan`;
     - `method`: "bound" (a list schedule meets the bound, nothing was searched), "classical"
       (P|prec|Cmax) or "placement";
-    - `curve`: (seconds, free makespan, bound) at each improvement.
+    - `reproducible`: see below;
+    - `free_curve`: (seconds, free makespan, bound) at each improvement, while `curve` is that of
+      the makespan in the given simulator.
 
-    Reproducible: with `deterministic`, a run that ends by proof returns the same for the same seed,
-    on any number of threads and whatever else the machine does. A run that ends by `budget_s`
-    returns what it had by then, which depends on the machine's speed.
+    Reproducible: a run that ends, by proof, within the first `steady` of its budget returns the
+    same placement for the same seed, whatever the machine does (`reproducible` in the `info`): one
+    thread takes turns among strategies. After that, `num_workers` threads share what they find
+    at once, and what is returned depends on the machine; bound and optimum are true all the same.
 
     Args:
-        budget_s: wall-clock limit. [s]
-        num_workers: threads of CP-SAT; None for all available cores.
+        budget_s: wall-clock limit, building the model included. [s]
+        budget_evals: must be None, the search does not consist of evaluations.
+        num_workers: threads of CP-SAT after `steady`; None for all available cores.
         max_ops: larger problems are refused.
         restarts: randomised critical-path list schedules to start from.
-        deterministic: see above; without it, threads share what they find at once.
+        steady: share of the budget, 0 to 1, for the reproducible search.
 
     Raises:
         ConfigurationError: an impossible option; on `schedule`, a problem that is too large.
         CapacityError: on `schedule`, nothing fits in the devices' memory, or was found to.
     """
 
-    budget_s: float = 20.0
+    budget_s: float | None = 20.0
     num_workers: int | None = None
     max_ops: int = 500
     restarts: int = 128
-    deterministic: bool = True
+    steady: float = 0.25
     name: ClassVar[str] = "cp_sat"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         owner = f"scheduler {self.name!r}"
-        number(self.budget_s, f"{owner}, budget_s", ConfigurationError, above=True)
+        if self.budget_evals is not None:
+            raise ConfigurationError(
+                f"{owner}, budget_evals: {self.budget_evals!r}; its budget is budget_s"
+            )
         for field in ("num_workers", "max_ops", "restarts"):
             if getattr(self, field) is not None or field != "num_workers":
                 check_count(owner, field, getattr(self, field))
-        if not isinstance(self.deterministic, bool):
-            raise ConfigurationError(
-                f"{owner}, deterministic: {self.deterministic!r} is neither true nor false"
-            )
+        share = number(self.steady, f"{owner}, steady", ConfigurationError, above=False)
+        if share > 1:
+            raise ConfigurationError(f"{owner}, steady: {self.steady!r} is more than 1")
 
-    def propose(
-        self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
-    ) -> Proposal:
+    def search(self, run: Run) -> Proposal:
+        """See `AnytimeScheduler.search`."""
+        problem, simulator = run.problem, run.simulator
         self._check_size(problem)
-        result = solve(
-            problem,
-            simulator.network,
-            SolverOptions(
-                budget_s=self.budget_s,
-                num_workers=self.num_workers or available_cores(),
-                seed=int(rng.integers(2**31)),
-                restarts=self.restarts,
-                deterministic=self.deterministic,
-            ),
+
+        def progress(plan: Plan) -> None:
+            makespan = float(simulator.makespans(plan.devices[None], plan.order[None])[0])
+            run.record(makespan, plan.devices, plan.order, evaluations=1)
+
+        options = SolverOptions(
+            budget_s=self.budget_s or 0.0,
+            num_workers=self.num_workers or available_cores(),
+            seed=int(run.rng.integers(2**31)),
+            restarts=self.restarts,
+            steady=self.steady,
         )
-        if result.plan is None or result.schedule is None:
+        start = self._start_plan(run)
+        with _watched(run):
+            result = solve(problem, simulator.network, options, progress, start)
+        if run.best is None or result.plan is None:
             raise CapacityError(
                 f"scheduler {self.name!r}, problem {problem.name!r}: no schedule that fits in the "
                 f"devices' memory was found in {self.budget_s:g} s; a larger budget_s may find one"
             )
-        plans = [result.plan, *result.pool]
-        devices = np.stack([plan.devices for plan in plans])
-        orders = np.stack([plan.order for plan in plans])
-        makespans = simulator.makespans(devices, orders)
-        best = best_of(makespans)
-        return Proposal(
-            devices[best].copy(),
-            orders[best].copy(),
-            evaluations=result.evaluations + len(plans),
-            makespan=float(makespans[best]),
-            info=report(problem, simulator.network, plans[best], result),
-        )
+        devices, order = run.best
+        assert order is not None
+        run.evaluations += result.evaluations
+        info = report(problem, simulator.network, devices, order, result)
+        return Proposal(devices, order, run.evaluations, run.makespan, info)
+
+    def _start_plan(self, run: Run) -> Plan | None:
+        """Records the start placement; how it runs, unless it does not fit."""
+        if run.start is None:
+            return None
+        devices, order = run.start.devices.copy(), run.problem.graph.topological_order.copy()
+        if run.start.order is not None:
+            order = run.start.order.copy()
+        run.record(float(run.simulator.makespans([devices], [order])[0]), devices, order, 1)
+        executor = Simulator(run.problem, network=run.simulator.network, choose="given")
+        if not np.isfinite(executor.makespan(devices, order)):
+            return None
+        return plan_of(executor.run(devices, order))
 
     def _check_size(self, problem: PlacementProblem) -> None:
         where = f"scheduler {self.name!r}: problem {problem.name!r} has {problem.num_ops} ops"
@@ -132,20 +154,46 @@ class CpSat(Scheduler):
             )
 
 
+@contextmanager
+def _watched(run: Run) -> Iterator[None]:
+    """Calls the run's watch from a thread of its own, because CP-SAT reports only solutions."""
+    if run.watch is None:
+        yield
+        return
+    watch, done = run.watch, Event()
+
+    def look() -> None:
+        while not done.wait(WATCH_S):
+            watch(run)
+
+    thread = Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    watch(run)
+
+
 def report(
-    problem: PlacementProblem, network: str, plan: Plan, result: ExactResult
+    problem: PlacementProblem,
+    network: str,
+    devices: np.ndarray,
+    order: np.ndarray,
+    result: ExactResult,
 ) -> dict[str, Any]:
     """The `info` of a proposal; see `CpSat`.
 
     Args:
         problem: what was scheduled.
         network: network model.
-        plan: what is returned.
+        devices, order: what is returned. # (num_ops,), (num_ops,)
         result: of the search.
     """
     assert result.plan is not None and result.schedule is not None
     executor = Simulator(problem, network=network, choose="given")
-    makespan = executor.makespan(plan.devices.copy(), plan.order)
+    makespan = executor.makespan(devices, order)
     return {
         "optimum": "optimal" if result.optimal else "gap",
         "free_makespan": result.makespan,
@@ -156,5 +204,6 @@ def report(
         "planned_start": result.schedule.start.tolist(),
         "planned_devices": result.plan.devices.tolist(),
         "method": result.method,
-        "curve": result.curve,
+        "reproducible": result.reproducible,
+        "free_curve": [list(point) for point in result.curve],
     }

@@ -162,14 +162,17 @@ def _report(problem: PlacementProblem, optima: Optima) -> dict[str, Any]:
 
 def _everything(problem: PlacementProblem, most: int) -> tuple[np.ndarray, np.ndarray]:
     """All topological orders and all placements, unless their product is more than `most`."""
-    num_orders = _count_orders(problem, most)
     units = np.unique(problem.constraints.leader)
     num_placements = prod(allowed_devices(problem)[units].sum(axis=1).tolist())
     alike = prod(factorial(len(group)) for group in identical_devices(problem))
-    weight = max(num_orders, ORDERS_PER_PLACEMENT)
+    least = max(1, num_placements // alike)
     placements: list[list[int]] = []
-    if num_placements // alike * weight <= most:
+    num_orders = 1
+    if least * ORDERS_PER_PLACEMENT <= most:
+        num_orders = _count_orders(problem, most // least)
+        weight = max(num_orders, ORDERS_PER_PLACEMENT)
         placements = list(islice(_placements(problem), most // weight + 1))
+    weight = max(num_orders, ORDERS_PER_PLACEMENT)
     if not 0 < len(placements) * weight <= most:
         raise ConfigurationError(
             f"scheduler 'exhaustive': problem {problem.name!r} has {min(num_placements, HUGE):.3g} "
@@ -180,19 +183,21 @@ def _everything(problem: PlacementProblem, most: int) -> tuple[np.ndarray, np.nd
 
 
 def _count_orders(problem: PlacementProblem, most: int) -> int:
-    """Topological orders, counted up to a little over `most`, over sets of ops that come first."""
+    """Topological orders, not counted on much beyond `most`, over sets of ops that come first."""
     graph = problem.graph
     before = [sum(1 << int(op) for op in graph.predecessors(v)) for v in range(graph.num_ops)]
     ways = {0: 1}
     for _ in range(graph.num_ops):
         longer: dict[int, int] = {}
+        total = 0
         for done, count in ways.items():
             for op, needed in enumerate(before):
                 if not done >> op & 1 and done & needed == needed:
                     longer[done | 1 << op] = longer.get(done | 1 << op, 0) + count
+                    total += count
+            if total > most:  # every beginning of an order can be completed
+                return total
         ways = longer
-        if sum(ways.values()) > most:
-            break
     return sum(ways.values())
 
 

@@ -16,8 +16,8 @@ UNITS = 1_000_000
 def add_memory(model: PlacementModel) -> None:
     """Limits what is resident on each device that all outputs together would overfill.
 
-    Sizes are rounded down and capacities up, so that a bound stays one; whether a schedule fits
-    in the true bytes is checked on the schedule.
+    Where bytes are no whole numbers, sizes are rounded down and capacities up, so that a bound
+    stays one; whether a schedule fits in the true bytes is checked on the schedule.
     """
     problem = model.instance.problem
     sizes = problem.graph.require("output_bytes")
@@ -26,8 +26,7 @@ def add_memory(model: PlacementModel) -> None:
     for device, capacity in enumerate(problem.topology.memory_bytes.tolist()):
         if sizes.sum() <= capacity:
             continue
-        unit = _unit(sizes, capacity)
-        amounts = np.floor(sizes / unit * (1 + 1e-15)).astype(np.int64).tolist()
+        amounts, room = _units(sizes, capacity)
         intervals, demands = [], []
         for op, end in enumerate(homes):
             literal = model.on[op][device]
@@ -40,14 +39,17 @@ def add_memory(model: PlacementModel) -> None:
                 start = model.hops[op, source, target][-1][0]
                 intervals.append(_interval(model, start, end, literal))
                 demands.append(amounts[op])
-        model.model.add_cumulative(intervals, demands, int(np.ceil(capacity / unit)))
+        model.model.add_cumulative(intervals, demands, room)
 
 
-def _unit(sizes: np.ndarray, capacity: float) -> float:
-    whole = np.round(sizes)
-    if (whole == sizes).all() and sizes.sum() < 2**50:
-        return float(np.gcd.reduce(whole.astype(np.int64)))
-    return capacity / UNITS
+def _units(sizes: np.ndarray, capacity: float) -> tuple[list[int], int]:
+    """Sizes and capacity in whole units."""
+    whole = sizes.astype(np.int64)
+    if (whole == sizes).all():
+        unit = int(np.gcd.reduce(whole))
+        return (whole // unit).tolist(), int(capacity // unit)
+    unit_bytes = capacity / UNITS
+    return np.floor(sizes / unit_bytes).astype(np.int64).tolist(), UNITS + 1
 
 
 def _interval(model: PlacementModel, start: Any, end: Any, literal: Any) -> Any:

@@ -30,8 +30,6 @@ from doppler.simulator import Simulator
 
 OPTIMAL_GAP = 1e-6
 """A makespan this close to its proven bound, relative to itself, is called optimal."""
-POOL = 64
-"""Most plans that are kept besides the best."""
 SPREAD = 0.1
 """How far the priorities of restarted list schedules are from the critical path's, relatively."""
 BATCH = 64
@@ -43,18 +41,19 @@ class SolverOptions:
 
     Args:
         budget_s: wall-clock limit of the whole call. [s]
-        num_workers: threads.
+        num_workers: threads after the steady part.
         seed: of CP-SAT and of the restarts.
         restarts: list schedules to start from.
-        deterministic: whether threads meet at fixed points, so that runs that end before the
-            budget are equal for a seed, whatever the threads and the load of the machine.
+        steady: share of the budget for one thread that takes turns among strategies, so that runs
+            that end in it are equal for a seed, on every machine. After it threads share what they
+            find at once, which improves large problems faster.
     """
 
     budget_s: float = 20.0
     num_workers: int = 1
     seed: int = 0
     restarts: int = 128
-    deterministic: bool = True
+    steady: float = 0.25
 
 
 @dataclass
@@ -66,9 +65,9 @@ class ExactResult:
         bound: no schedule is shorter, waiting or not. [s]
         plan: placement and order of all tasks, None if no schedule was found.
         schedule: the best schedule, in true seconds.
-        pool: more plans, the best first.
         seconds: spent. [s]
         method: "bound" (the list schedule meets the bound), "classical" or "placement" (models).
+        reproducible: whether it ended within `SolverOptions.steady`.
         evaluations: simulations that it took.
         curve: (seconds, makespan, bound) whenever the schedule got better, and at the end.
     """
@@ -77,9 +76,9 @@ class ExactResult:
     bound: float
     plan: Plan | None
     schedule: Schedule | None
-    pool: list[Plan] = field(default_factory=list)
     seconds: float = 0.0
     method: str = "bound"
+    reproducible: bool = True
     evaluations: int = 0
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
@@ -98,7 +97,8 @@ def solve(
     problem: PlacementProblem,
     network: str = "serial_links",
     options: SolverOptions | None = None,
-    progress: Callable[[Plan, float, float], None] | None = None,
+    progress: Callable[[Plan], None] | None = None,
+    start: Plan | None = None,
 ) -> ExactResult:
     """Minimises the makespan over placements and schedules in which resources may wait.
 
@@ -106,12 +106,16 @@ def solve(
         problem: what is scheduled, its inputs explicit.
         network: a model of `doppler.simulator.NETWORKS`.
         options: how CP-SAT runs; None for the defaults.
-        progress: called with each better plan, its makespan [s] and the bound so far [s].
+        progress: called with each plan that is found, better or not.
+        start: a plan to improve.
 
     Raises:
         CapacityError: it is proven that nothing fits in the devices' memory.
     """
-    return _Search(problem, network, options or SolverOptions(), progress).run()
+    search = _Search(problem, network, options or SolverOptions(), progress)
+    if start is not None:
+        search.accept(start)
+    return search.run()
 
 
 class _Search:
@@ -122,7 +126,7 @@ class _Search:
         problem: PlacementProblem,
         network: str,
         options: SolverOptions,
-        progress: Callable[[Plan, float, float], None] | None,
+        progress: Callable[[Plan], None] | None,
     ) -> None:
         self.began = perf_counter()
         self.problem = problem
@@ -161,15 +165,11 @@ class _Search:
             if not fits(schedule):
                 continue
             if makespan < self.result.makespan:
-                if self.result.plan is not None:
-                    self.result.pool.insert(0, self.result.plan)
                 self.result.makespan, self.result.plan = makespan, plan
                 self.result.schedule = schedule
                 self._note()
-                if self.progress is not None:
-                    self.progress(plan, makespan, self.result.bound)
-            elif len(self.result.pool) < POOL:
-                self.result.pool.append(plan)
+            if self.progress is not None:
+                self.progress(plan)
             return
 
     def _raise_bound(self, bound: float) -> None:
@@ -208,21 +208,35 @@ class _Search:
                 return
 
     def _solve(self, instance: Instance, horizon: float) -> None:
-        result, plan = self.result, self.result.plan
-        times = None
+        result = self.result
         upper = int(horizon / instance.ticks.numerator * instance.ticks.denominator * 1.001) + 2
-        if plan is not None:
-            times = instance.replay.times(plan)
-            if not instance.memory:  # earliest times in ticks may need more memory than the true
-                upper = int(length(times))
+        if result.plan is not None and not instance.memory:
+            # With memory, the earliest times in ticks may need more of it than the true ones
+            upper = int(length(instance.replay.times(result.plan)))
         model: ClassicalModel | PlacementModel
         if instance.classical:
             result.method, model = "classical", ClassicalModel(instance, upper)
         else:
             result.method, model = "placement", PlacementModel(instance, upper)
-        if plan is not None and times is not None:
-            model.hint(plan, times)
-        status, bound = self._call(instance, model)
+        for steady in (True, False):
+            left = self._time_left()
+            if steady:
+                left -= self.options.budget_s * (1 - self.options.steady)
+            if left <= 0:
+                continue
+            result.reproducible = steady
+            if result.plan is not None:
+                model.model.clear_hints()
+                model.hint(result.plan, instance.replay.times(result.plan))
+            status, bound = self._call(instance, model, steady, left)
+            self._check(status, instance)
+            self._raise_bound(instance.ticks.seconds(bound))
+            model.model.add(model.makespan >= bound)
+            if status == "OPTIMAL":
+                return
+        result.reproducible = False
+
+    def _check(self, status: str, instance: Instance) -> None:
         if status == "MODEL_INVALID" or (status == "INFEASIBLE" and not instance.memory):
             raise RuntimeError(f"problem {self.problem.name!r}: CP-SAT says {status}")
         if status == "INFEASIBLE":
@@ -230,9 +244,10 @@ class _Search:
                 f"problem {self.problem.name!r}: no placement and schedule fits in the devices' "
                 "memory, which is proven; devices of more memory are needed"
             )
-        self._raise_bound(instance.ticks.seconds(bound))
 
-    def _call(self, instance: Instance, model: Any) -> tuple[str, int]:
+    def _call(
+        self, instance: Instance, model: Any, steady: bool, seconds: float
+    ) -> tuple[str, int]:
         """Runs CP-SAT; returns its status and the proven bound. [ticks]"""
         from ortools.sat.python import cp_model
 
@@ -246,10 +261,10 @@ class _Search:
                 search.accept(plan, _in_seconds(instance, times) if instance.memory else None)
 
         solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.01, self._time_left())
-        solver.parameters.num_workers = options.num_workers
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.num_workers = 1 if steady else options.num_workers
         solver.parameters.random_seed = options.seed % 2**31
-        solver.parameters.interleave_search = options.deterministic
+        solver.parameters.interleave_search = steady
         solver.parameters.use_timetable_edge_finding_in_cumulative = True
         status = solver.status_name(solver.solve(model.model, Found()))
         proven = solver.best_objective_bound
