@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler import CostModel, DataflowGraph, Device, PlacementProblem, Topology
-from doppler.errors import CapacityError, ConfigurationError
+from doppler.errors import ConfigurationError
 from doppler.hardware import make_topology
 from doppler.schedulers import ChainSplit, Metis
 from doppler.schedulers.partitioning.arrangements import ARRANGEMENTS, depth_first
@@ -201,7 +201,8 @@ def test_memory_decides_where_balance_does_not_fit(scheduler: Metis | ChainSplit
     roomy = streams(90.0)
     balanced = scheduler.schedule(roomy, Simulator(roomy), rng())
     assert np.bincount(balanced.devices[1:]).tolist() == [3, 3]
-    assert placement.info["evaluations"] == 2 * balanced.info["evaluations"]
+    if scheduler.name == "metis":
+        assert placement.info["evaluations"] == 2 * balanced.info["evaluations"] == 8
 
 
 def test_arrangements_are_topological() -> None:
@@ -333,6 +334,64 @@ def test_chain_split_is_the_best_contiguous_split(
                 chosen = split.placements[pieces - 1]
                 assert split.bottlenecks[pieces - 1] == pytest.approx(best)
                 assert busiest(problem, problem.check_placement(chosen)) == pytest.approx(best)
+
+
+def test_a_device_with_pinned_ops_only_may_be_the_busiest() -> None:
+    # 20 s pinned to device 2; three ops of 3 s are free
+    problem = make_problem([], [20.0, 3.0, 3.0, 3.0], [0.0] * 4, 3, pinned=[2, -1, -1, -1])
+    split = best_splits(problem, np.arange(4), np.arange(3))
+    assert split.bottlenecks.tolist() == [20.0, 20.0, 20.0]
+    assert split.placements[2][0] == 2 and 2 not in split.placements[2][1:]
+
+
+def test_a_free_input_follows_a_pinned_reader() -> None:
+    # Op 1, pinned to device 1, reads the input 0 (volume 50) first, then 2 does, which stays by it
+    problem = make_problem(
+        [(0, 1), (0, 2)],
+        [0.0, 1.0, 1.0, 1.0],
+        [50.0, 0.0, 0.0, 0.0],
+        pinned=[-1, 1, -1, -1],
+        input_ops=[True, False, False, False],
+    )
+    devices = ChainSplit().schedule(problem, Simulator(problem), rng()).devices
+    assert devices.tolist() == [1, 1, 1, 0]
+
+
+def test_pinned_work_is_shared_by_slots() -> None:
+    # 8 s pinned to device 0, which has four slots, are 2 s; six ops of 1 s: device 0 can take four
+    problem = make_problem([], [8.0, *[1.0] * 6], [0.0] * 7, pinned=[0, *[-1] * 6])
+    devices = (Device("a", compute_slots=4), Device("b"))
+    problem = replace(problem, topology=replace(problem.topology, devices=devices))
+    split = best_splits(problem, np.arange(7), np.arange(2))
+    assert split.bottlenecks.tolist() == [3.5, 3.0]
+
+
+def test_a_reader_before_its_tensor() -> None:
+    # 0 and 3 are together, at the place of 0, and 3 reads 1, which 2 reads, too
+    #   0,3 | 1 --> 2     1 --> 3
+    # Parted before 1: 1 + 1 + 4 in, and 3 + 3 + 4 out = 10, though 1's other reader is inside
+    problem = make_problem(
+        [(1, 2), (1, 3)], [1.0, 3.0, 3.0, 1.0], [0.0, 4.0, 0.0, 0.0], colocation=[5, -1, -1, 5]
+    )
+    split = best_splits(problem, np.arange(4), np.arange(2))
+    assert split.bottlenecks.tolist() == [8.0, 8.0]
+    dear = replace(problem, colocation=np.array([5, -1, -1, 5]), pinned=np.array([-1, -1, -1, -1]))
+    seconds = np.repeat([[5.0], [3.0], [3.0], [5.0]], 2, axis=1)
+    dear = replace(dear, cost_model=replace(problem.cost_model, op_seconds=seconds))
+    # 16 on one device; parted before 1: 10 + 4, 6 + 4; before 2: 10 + 3 + 4 out
+    split = best_splits(dear, np.arange(4), np.arange(2))
+    assert split.bottlenecks.tolist() == [16.0, 14.0]
+
+
+def test_pinned_outputs_take_room() -> None:
+    # 50 of 90 B on the fast device 0 are pinned: of six outputs of 10 B four fit beside them
+    graph = DataflowGraph.from_edges("fat", 7, [], output_bytes=[50.0, *[10.0] * 6])
+    devices = tuple(Device(name, memory_bytes=90.0) for name in "ab")
+    topology = Topology("small", devices, make_topology("ideal", 2).links)
+    costs = CostModel(np.tile([1.0, 9.0], (7, 1)), np.zeros(7), np.zeros(2), np.ones(2), "test")
+    problem = PlacementProblem(graph, topology, costs, pinned=np.array([0, *[-1] * 6]))
+    placement = ChainSplit().schedule(problem, Simulator(problem), rng())
+    assert np.bincount(placement.devices[1:], minlength=2).tolist() == [4, 2]
 
 
 def test_device_sequences() -> None:

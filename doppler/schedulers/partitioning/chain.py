@@ -67,7 +67,8 @@ def best_splits(
             on_device[begin:end] = sequence[k - 1]
             end = begin
         placements[count - 1, free] = on_device[home]
-    return Split(placements, best[-1, 1:])
+    # Devices without a piece have their pinned ops still.
+    return Split(placements, np.maximum(best[-1, 1:], chain.base.max()))
 
 
 def _leaders(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from doppler.simulator import Simulator
 
 CRITERIA = ("makespan", "bottleneck")
+
+
+class _Splits(NamedTuple):
+    """Candidates: devices and orders (M, num_ops), the rest (M,); seconds."""
+
+    devices: np.ndarray
+    orders: np.ndarray
+    bottlenecks: np.ndarray
+    makespans: np.ndarray
+    labels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,11 @@ class ChainSplit(Scheduler):
     branches), and hardly better than one device on deep graphs whose levels depend on one another.
 
     Ops that must be together count where the first of them is; pinned ops are off the chain, on
-    their device. Where memory is known and no split fits, only pieces are allowed whose
-    outputs and inputs fit on their device all at a time.
+    their device. Where some split does not fit in memory, the cuts are sought again among pieces
+    whose outputs and inputs fit on their device all at a time, and compared with the rest.
 
-    The order is the arrangement. Takes time quadratic in the ops: about a second per arrangement
-    for 10 000 ops.
+    The order is the arrangement. Takes time quadratic in the ops: some two seconds per arrangement
+    and sequence for 10 000 ops.
 
     Args:
         arrangements: names of `ARRANGEMENTS`, each once.
@@ -84,14 +94,27 @@ class ChainSplit(Scheduler):
     def propose(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
     ) -> Proposal:
-        proposal = self._best(problem, simulator, fit_memory=False)
-        if not np.isfinite(proposal.makespan or 0.0):
-            fitting = self._best(problem, simulator, fit_memory=True)
-            fitting.evaluations += proposal.evaluations
-            proposal = fitting
-        return proposal
+        splits = self._splits(problem, simulator, fit_memory=False)
+        if not np.isfinite(splits.makespans).all():
+            fitting = self._splits(problem, simulator, fit_memory=True)
+            splits = _Splits(*(np.concatenate(pair) for pair in zip(splits, fitting)))
+        makespans, seconds = splits.makespans, splits.bottlenecks
+        keys = (makespans, seconds) if self.criterion == "makespan" else (seconds, makespans)
+        best = int(np.lexsort((keys[1], keys[0], ~np.isfinite(makespans)))[0])
+        info = {
+            "arrangement": str(splits.labels[best]),
+            "bottleneck_seconds": float(seconds[best]),
+        }
+        return Proposal(
+            splits.devices[best].copy(),
+            splits.orders[best].copy(),
+            len(makespans),
+            float(makespans[best]),
+            info,
+        )
 
-    def _best(self, problem: PlacementProblem, simulator: Simulator, fit_memory: bool) -> Proposal:
+    def _splits(self, problem: PlacementProblem, simulator: Simulator, fit_memory: bool) -> _Splits:
+        """The best splits of every arrangement over every sequence and number of devices."""
         placements, orders, bottlenecks, labels = [], [], [], []
         for label in self.arrangements:
             arrangement = ARRANGEMENTS[label](problem)
@@ -102,15 +125,8 @@ class ChainSplit(Scheduler):
                 orders.append(np.repeat(arrangement[None], problem.num_devices, axis=0))
                 labels.extend([label] * problem.num_devices)
         devices, order = np.concatenate(placements), np.concatenate(orders)
-        seconds = np.concatenate(bottlenecks)
         makespans = simulator.makespans(devices, order)
-        keys = (makespans, seconds) if self.criterion == "makespan" else (seconds, makespans)
-        unfit = ~np.isfinite(makespans)
-        best = int(np.lexsort((keys[1], keys[0], unfit))[0])
-        info = {"arrangement": labels[best], "bottleneck_seconds": float(seconds[best])}
-        return Proposal(
-            devices[best].copy(), order[best].copy(), len(devices), float(makespans[best]), info
-        )
+        return _Splits(devices, order, np.concatenate(bottlenecks), makespans, np.array(labels))
 
 
 def device_sequences(problem: PlacementProblem) -> list[np.ndarray]:

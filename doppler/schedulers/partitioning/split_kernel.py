@@ -110,14 +110,6 @@ def _transfer_seconds(c: Chain, total: np.ndarray, own: np.ndarray, d: int) -> f
     )
 
 
-@inlined
-def _least_work(c: Chain, i: int, p: int) -> float:
-    least = np.inf
-    for d in range(len(c.base)):
-        least = min(least, c.work[p, d] - c.work[i, d])
-    return least
-
-
 @compiled
 def _split(
     c: Chain,
@@ -134,20 +126,13 @@ def _split(
     best[0, 0] = 0.0
     mark[:] = -1
     for i in range(num_positions + 1):
-        for k in range(len(sequence)):  # a device without a piece has its pinned ops still
-            value = max(best[i, k], c.base[sequence[k]])
-            if value < best[i, k + 1]:
-                best[i, k + 1] = value
+        for k in range(len(sequence)):  # a device may go without a piece
+            if best[i, k] < best[i, k + 1]:
+                best[i, k + 1] = best[i, k]
                 start[i, k + 1] = i
-        reach = 0.0  # no piece from here that is busier improves on a split that is known
-        for k in range(len(sequence)):
-            if best[i, k] < best[num_positions, k + 1]:
-                reach = max(reach, best[num_positions, k + 1])
         total[:] = 0.0
         own[:] = 0.0
         for p in range(i, num_positions):
-            if _least_work(c, i, p) >= reach:
-                break
             _join(c, mark, total, own, i, p)
             moved = _transfer_seconds(c, total, own, sequence[0])
             held = c.home_bytes[p + 1] - c.home_bytes[i] + total[_BYTES]
@@ -182,7 +167,8 @@ def split(
         c: the chain.
         sequence: device of the first piece, of the second, ... # (D,)
         alike: whether transfers cost the same on all devices and nothing is pinned.
-        best: least bottleneck of the first p positions on the first k devices. # (P + 1, D + 1) [s]
+        best: least bottleneck of the first p positions on the first k devices, of the devices
+            with a piece. # (P + 1, D + 1) [s]
         start: where the last of these pieces starts. # (P + 1, D + 1)
         mark, total, own: scratch. # (T,), (5,), (D, 5)
     """
