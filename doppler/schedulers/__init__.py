@@ -18,6 +18,7 @@ from doppler.schedulers.lists import Cpop, Dls, Etf, Heft, Peft
 from doppler.schedulers.partitioning import ChainSplit, Metis
 from doppler.schedulers.random_placement import RandomPlacement
 from doppler.schedulers.round_robin import RoundRobin
+from doppler.schedulers.search import SimulatedAnnealing
 from doppler.schedulers.single_device import SingleDevice
 
 SCHEDULERS: dict[str, type[Scheduler]] = {
@@ -37,6 +38,7 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
         Dls,
         CpSat,
         Exhaustive,
+        SimulatedAnnealing,
     )
 }
 """Schedulers by name."""
@@ -83,6 +85,7 @@ __all__ = [
     "RandomPlacement",
     "RoundRobin",
     "Scheduler",
+    "SimulatedAnnealing",
     "SingleDevice",
     "critical_path_episodes",
     "critical_path_priorities",

@@ -22,12 +22,17 @@ _CHUNKS_PER_BUDGET = 200
 class Chain(Protocol):
     """A search that depends on nothing but its seed and on how much of the budget is spent."""
 
-    makespan: float
-    """The best so far. [s]"""
-    devices: np.ndarray
-    """Of the best so far. # (num_ops,)"""
-    order: np.ndarray | None
-    """Of the best so far, None where orders are not searched. # (num_ops,)"""
+    @property
+    def makespan(self) -> float:
+        """The best so far. [s]"""
+
+    @property
+    def devices(self) -> np.ndarray:
+        """Of the best so far. # (num_ops,)"""
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """Of the best so far, None where orders are not searched. # (num_ops,)"""
 
     def advance(self, fraction: float, evaluations: int) -> int:
         """Searches on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,13 +101,13 @@ def uniform(s: State) -> float:
 
 
 @inlined
-def below(s: State, count: int) -> int:
+def below(s: State, count: int) -> Any:
     """A random whole number from 0 to count - 1."""
     return np.int64(uniform(s) * count)
 
 
 @inlined
-def other_device(s: State, device: int, num_devices: int) -> int:
+def other_device(s: State, device: int, num_devices: int) -> Any:
     """A random device other than this one."""
     choice = below(s, num_devices - 1)
     return choice + (choice >= device)
@@ -132,7 +132,7 @@ def put(hood: Neighbourhood, s: State, unit: int, device: int) -> None:
 
 
 @inlined
-def device_of(hood: Neighbourhood, s: State, unit: int) -> int:
+def device_of(hood: Neighbourhood, s: State, unit: int) -> Any:
     """Where a unit is."""
     return s.devices[U(hood.unit_ops[U(hood.unit_ptr[U(unit)])])]
 
