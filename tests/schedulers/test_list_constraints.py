@@ -278,3 +278,15 @@ def test_what_counts_as_resident(name: str) -> None:
         model = planning_model(replace(pair, pinned=[0, -1]))
         for memory in (LIVE, KEPT):
             assert scheduler.plan(model, memory).devices.tolist() == [0, device]
+
+
+@pytest.mark.parametrize("memory", [LIVE, KEPT])
+def test_an_input_that_comes_along_needs_room(memory: int) -> None:
+    # y and its reader, 4 B each: on the fast device 0 if that holds both
+    for capacity, device in ((8, 0), (7, 1)):
+        problem = replace(
+            make_problem([], [[1.0, 9.0]], [4.0], memory=(capacity, 99)),
+            inputs=(InputTensor("y", 4.0, (0,), "first_consumer"),),
+        ).with_explicit_inputs()
+        plan = Heft().plan(planning_model(problem), memory)
+        assert plan.devices.tolist() == [device, device]
