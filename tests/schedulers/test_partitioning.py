@@ -394,6 +394,28 @@ def test_pinned_outputs_take_room() -> None:
     assert np.bincount(placement.devices[1:], minlength=2).tolist() == [4, 2]
 
 
+def test_long_chains_are_cut_between_runs() -> None:
+    # Forty ops of 1 s on three devices: 14 13 13, or in runs of ten 20 10 10
+    problem = make_problem([], [1.0] * 40, [0.0] * 40, 3)
+    for positions, bottleneck in ((None, 14.0), (40, 14.0), (4, 20.0)):
+        split = best_splits(problem, np.arange(40), np.arange(3), max_positions=positions)
+        assert split.bottlenecks[2] == bottleneck
+        assert np.bincount(split.placements[2]).max() == bottleneck
+    placement = ChainSplit(max_positions=4).schedule(problem, Simulator(problem), rng())
+    assert placement.info["bottleneck_seconds"] == 20.0
+
+
+def test_metis_methods_differ() -> None:
+    problem = layered_dag(300, 4, seed=3)
+    found = {
+        method: Metis(restarts=2, method=method).schedule(problem, Simulator(problem), rng())
+        for method in ("kway", "recursive", "both")
+    }
+    seconds = {method: placement.info["cut_seconds"] for method, placement in found.items()}
+    assert seconds["kway"] != seconds["recursive"]
+    assert found["both"].info["simulated_makespan"] != found["recursive"].info["simulated_makespan"]
+
+
 def test_device_sequences() -> None:
     uneven = make_problem([], [[2.0, 3.0, 1.0]], [0.0], 3)
     assert [s.tolist() for s in device_sequences(uneven)] == [[0, 1, 2], [2, 0, 1], [1, 0, 2]]
@@ -416,6 +438,7 @@ def test_chain_split_sees_speed() -> None:
         (Metis, {"imbalance": 0.0}, "imbalance: 0.0 is not a number above 0 and at most 10"),
         (Metis, {"imbalance": True}, "imbalance: True"),
         (Metis, {"imbalance": float("nan")}, "imbalance: nan"),
+        (ChainSplit, {"max_positions": 0}, "max_positions: 0 is not a whole number >= 1"),
         (ChainSplit, {"arrangements": []}, "arrangements: name at least one of level"),
         (ChainSplit, {"arrangements": "level"}, "arrangements: 'level' is not a list"),
         (ChainSplit, {"arrangements": ["deep"]}, "arrangements: 'deep' is not one of level"),

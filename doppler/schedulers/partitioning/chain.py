@@ -29,6 +29,7 @@ def best_splits(
     arrangement: np.ndarray,
     sequence: np.ndarray,
     fit_memory: bool = False,
+    max_positions: int | None = None,
 ) -> Split:
     """Cuts an arrangement into contiguous pieces, a piece per device, at the least bottleneck.
 
@@ -41,6 +42,8 @@ def best_splits(
         arrangement: a topological order. # (num_ops,)
         sequence: the k-th piece goes on the k-th of these devices. # (D,)
         fit_memory: only pieces whose outputs and inputs would fit all at a time.
+        max_positions: longer chains are cut between this many equally long runs only; None for
+            anywhere.
 
     Raises:
         UnknownQuantityError: `fit_memory` where the graph does not know bytes.
@@ -50,23 +53,26 @@ def best_splits(
     rank = np.argsort(arrangement)[leader]
     free = pin < 0
     occupied, home = np.unique(rank[free], return_inverse=True)
+    count = len(occupied)
+    if max_positions is not None and count > max_positions:
+        home, count = home * max_positions // count, max_positions
     position = np.full(problem.num_ops, -1, np.int64)
     position[free] = home
-    chain = _chain(problem, position, pin, len(occupied), fit_memory)
-    shape = (len(occupied) + 1, num_devices + 1)
+    chain = _chain(problem, position, pin, count, fit_memory)
+    shape = (count + 1, num_devices + 1)
     best, start = np.empty(shape), np.zeros(shape, np.int64)
     alike = bool((chain.rates == chain.rates[0]).all() and free.all())
     scratch = (np.empty(problem.num_ops, np.int64), np.empty(5), np.empty((num_devices, 5)))
     split(chain, np.ascontiguousarray(sequence, np.int64), alike, best, start, *scratch)
     placements = np.tile(pin, (num_devices, 1))
-    for count in range(1, num_devices + 1):
-        on_device = np.zeros(len(occupied), np.int64)
-        end = len(occupied)
-        for k in range(count, 0, -1):
+    for pieces in range(1, num_devices + 1):
+        on_device = np.zeros(count, np.int64)
+        end = count
+        for k in range(pieces, 0, -1):
             begin = int(start[end, k])
             on_device[begin:end] = sequence[k - 1]
             end = begin
-        placements[count - 1, free] = on_device[home]
+        placements[pieces - 1, free] = on_device[home]
     # Devices without a piece have their pinned ops still.
     return Split(placements, np.maximum(best[-1, 1:], chain.base.max()))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from doppler.errors import ConfigurationError
 from doppler.problem import PlacementProblem
-from doppler.schedulers.base import Proposal, Scheduler
+from doppler.schedulers.base import Proposal, Scheduler, check_count
 from doppler.schedulers.partitioning.arrangements import ARRANGEMENTS
 from doppler.schedulers.partitioning.chain import best_splits
 
@@ -55,23 +55,27 @@ class ChainSplit(Scheduler):
     their device. Where some split does not fit in memory, the cuts are sought again among pieces
     whose outputs and inputs fit on their device all at a time, and compared with the rest.
 
-    The order is the arrangement. Takes time quadratic in the ops: some two seconds per arrangement
-    and sequence for 10 000 ops.
+    The order is the arrangement. Takes time quadratic in the places where a cut may be.
 
     Args:
         arrangements: names of `ARRANGEMENTS`, each once.
         criterion: what the best is best in: the simulated "makespan", or the "bottleneck" (equal
             ones by makespan).
+        max_positions: longer arrangements are cut only between this many equally long runs of ops,
+            over which the result is exact; at least 1.
 
     Raises:
-        ConfigurationError: no arrangement, an unknown or a repeated one, or an unknown criterion.
+        ConfigurationError: no arrangement, an unknown or a repeated one, or an unknown criterion,
+            or an impossible number.
     """
 
     arrangements: Sequence[str] = tuple(ARRANGEMENTS)
     criterion: str = "makespan"
+    max_positions: int = 2000
     name: ClassVar[str] = "chain_split"
 
     def __post_init__(self) -> None:
+        check_count("scheduler 'chain_split'", "max_positions", self.max_positions)
         where = "scheduler 'chain_split', arrangements"
         if isinstance(self.arrangements, str) or not isinstance(self.arrangements, Sequence):
             raise ConfigurationError(f"{where}: {self.arrangements!r} is not a list of names")
@@ -119,7 +123,7 @@ class ChainSplit(Scheduler):
         for label in self.arrangements:
             arrangement = ARRANGEMENTS[label](problem)
             for sequence in device_sequences(problem):
-                split = best_splits(problem, arrangement, sequence, fit_memory)
+                split = best_splits(problem, arrangement, sequence, fit_memory, self.max_positions)
                 placements.append(split.placements)
                 bottlenecks.append(split.bottlenecks)
                 orders.append(np.repeat(arrangement[None], problem.num_devices, axis=0))
