@@ -14,10 +14,9 @@ from doppler.schedulers.lists.timeline import (
     commit,
     end,
     roomiest,
-    start_on,
     usable,
 )
-from doppler.simulator.jit import compiled, entry
+from doppler.simulator.jit import compiled, entry, inlined
 
 
 class ReadyOps(NamedTuple):
@@ -26,6 +25,21 @@ class ReadyOps(NamedTuple):
     ops: np.ndarray  # (N,) the first `count` of them, in any order
     key: np.ndarray  # (N,) least start minus gain of an op over the devices [s]
     device: np.ndarray  # (N,) where that is
+    free: np.ndarray  # (D,) when the first lane of each device has run what is planned [s]
+
+
+@inlined
+def _start(s: PlanState, r: ReadyOps, op: int, device: int) -> float:
+    """Earliest start after all that is planned on a device."""
+    return max(s.arrival[op, device], r.free[device])
+
+
+@inlined
+def _note_free(s: PlanState, r: ReadyOps, device: int) -> None:
+    free = np.inf
+    for lane in range(s.lane_ptr[device], s.lane_ptr[device + 1]):
+        free = min(free, 0.0 if s.tail[lane] < 0 else s.finish[s.tail[lane]])
+    r.free[device] = free
 
 
 @compiled
@@ -34,17 +48,17 @@ def _refresh(m: PlanningModel, s: PlanState, r: ReadyOps, op: int, gain: np.ndar
     least = np.inf
     for device in range(len(m.capacity)):
         if usable(m, s, op, device):
-            least = min(least, start_on(m, s, op, device, False) - gain[op, device])
+            least = min(least, _start(s, r, op, device) - gain[op, device])
     if least == np.inf:
         device = roomiest(m, s, op)
         r.device[op] = device
-        r.key[op] = start_on(m, s, op, device, False) - gain[op, device]
+        r.key[op] = _start(s, r, op, device) - gain[op, device]
         return
     best, finish = -1, np.inf
     for device in range(len(m.capacity)):
         if not usable(m, s, op, device):
             continue
-        start = start_on(m, s, op, device, False)
+        start = _start(s, r, op, device)
         if start - gain[op, device] > least + m.same:
             continue
         if best < 0 or start + m.op_seconds[op, device] < finish - m.same:
@@ -94,10 +108,11 @@ def _plan(
         # Starts on one device become later, no others change, unless a block was decided.
         for i in range(count):
             other = r.ops[i]
-            key = start_on(m, s, other, device, False) - gain[other, device]
+            key = _start(s, r, other, device) - gain[other, device]
             if key <= r.key[other] + m.same:
                 r.device[other] = -1
         everything = commit(m, s, op, device, False) or s.memory != UNLIMITED
+        _note_free(s, r, device)
         for i in range(count):
             if everything or r.device[r.ops[i]] < 0:
                 _refresh(m, s, r, r.ops[i], gain)

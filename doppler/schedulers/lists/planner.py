@@ -113,7 +113,12 @@ def pair_plan(model: PlanningModel, memory: int, gain: np.ndarray, levels: np.nd
     """Plans by pairs; arguments as of `plan_by_pair`."""
     state = make_state(model, memory)
     n = model.num_ops
-    ready = ReadyOps(np.empty(n, np.int64), np.empty(n), np.empty(n, np.int64))
+    ready = ReadyOps(
+        ops=np.empty(n, np.int64),
+        key=np.empty(n),
+        device=np.empty(n, np.int64),
+        free=np.zeros(model.num_devices),
+    )
     plan_by_pair(model, state, ready, np.ascontiguousarray(gain, np.float64), levels)
     return _finished(model, state)
 
