@@ -18,7 +18,7 @@ from doppler.schedulers.lists import Cpop, Dls, Etf, Heft, Peft
 from doppler.schedulers.partitioning import ChainSplit, Metis
 from doppler.schedulers.random_placement import RandomPlacement
 from doppler.schedulers.round_robin import RoundRobin
-from doppler.schedulers.search import SimulatedAnnealing
+from doppler.schedulers.search import Genetic, LateAcceptance, RandomRestarts, SimulatedAnnealing
 from doppler.schedulers.single_device import SingleDevice
 
 SCHEDULERS: dict[str, type[Scheduler]] = {
@@ -39,6 +39,9 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
         CpSat,
         Exhaustive,
         SimulatedAnnealing,
+        LateAcceptance,
+        RandomRestarts,
+        Genetic,
     )
 }
 """Schedulers by name."""
@@ -78,11 +81,14 @@ __all__ = [
     "EnumerativeOptimizer",
     "Etf",
     "Exhaustive",
+    "Genetic",
     "Heft",
+    "LateAcceptance",
     "Metis",
     "Peft",
     "Proposal",
     "RandomPlacement",
+    "RandomRestarts",
     "RoundRobin",
     "Scheduler",
     "SimulatedAnnealing",

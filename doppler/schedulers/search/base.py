@@ -12,7 +12,7 @@ from doppler.errors import ConfigurationError
 from doppler.schedulers.anytime import AnytimeScheduler, Run
 from doppler.schedulers.base import Proposal, check_count
 from doppler.schedulers.critical_path import CriticalPath, critical_path_priorities
-from doppler.schedulers.search.chains import Chain, best_chain, run_chains
+from doppler.schedulers.search.chains import Chain, run_chains
 from doppler.schedulers.search.neighbourhood import (
     Neighbourhood,
     check_weights,
@@ -24,6 +24,21 @@ from doppler.simulator.search import SearchTables, search_tables
 BEGINNINGS = ("random", "critical_path")
 _BEGINNING_RESTARTS = 32
 """Critical-path runs of which a search begins with the best."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement.
+
+    Args:
+        makespan: simulated. [s]
+        devices: # (num_ops,)
+        order: where orders are searched. # (num_ops,)
+    """
+
+    makespan: float
+    devices: np.ndarray
+    order: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -106,56 +121,83 @@ class SimulatedSearch(AnytimeScheduler):
         hood = make_neighbourhood(
             run.problem, check_weights(self.name, dict(self.moves)), orders=given
         )
-        devices, order = self._beginning(run, nominal, given)
+        beginning, order = self._beginning(run, nominal, given)
         space = Space(
             tables=tables,
             hood=hood,
             order=order,
-            devices=devices,
+            devices=None if beginning is None else beginning.devices,
             op_seconds=float(run.problem.mean_op_seconds.mean()),
         )
         seeds = run.rng.integers(0, 2**63, self.chains)
         chains = [self.make_chain(run, space, int(seed)) for seed in seeds]
         run_chains(run, chains, self.num_threads)
-        return self._proposal(run, nominal, chains)
+        found = [Found(chain.makespan, chain.devices, chain.order) for chain in chains]
+        # The budget may end before the first chain, and another objective may prefer the beginning.
+        return _proposal(run, nominal, found if beginning is None else [*found, beginning])
 
     def _beginning(
         self, run: Run, simulator: Any, given: bool
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        priorities = critical_path_priorities(run.problem)
-        order = np.lexsort((np.arange(run.problem.num_ops), -priorities)) if given else None
+    ) -> tuple[Found | None, np.ndarray | None]:
+        """A placement to begin with, unless that is random, and an order, where it is searched."""
+        if run.start is None and self.begin == "random":
+            return None, _priority_order(run) if given else None
         if run.start is not None:
-            if given and run.start.order is not None:
-                order = run.start.order
-            return run.start.devices, order
-        if self.begin == "random":
-            return None, order
-        teacher = CriticalPath(restarts=_BEGINNING_RESTARTS)
-        proposal = teacher.propose(run.problem, simulator, run.rng)
-        assert proposal.makespan is not None
-        order = proposal.order if given else None
-        run.record(proposal.makespan, proposal.devices, order, proposal.evaluations)
-        return proposal.devices, order
+            devices = run.start.devices.copy()  # kernels do not take what is read-only
+            order = run.start.order
+            if given:
+                order = _priority_order(run) if order is None else order.copy()
+            makespan, evaluations = simulator.makespan(devices, order), 1
+        else:
+            restarts = min(_BEGINNING_RESTARTS, run.budget_evals or _BEGINNING_RESTARTS)
+            proposal = CriticalPath(restarts=restarts).propose(run.problem, simulator, run.rng)
+            assert proposal.makespan is not None
+            devices, order = proposal.devices, proposal.order
+            makespan, evaluations = proposal.makespan, proposal.evaluations
+        found = Found(makespan, devices, order if given else None)
+        run.record(makespan, devices, found.order, evaluations)
+        return found, found.order
 
-    def _proposal(self, run: Run, nominal: Any, chains: list[Chain]) -> Proposal:
-        best = best_chain(chains)
-        if run.simulator is not nominal:
-            orders = None if best.order is None else np.array([c.order for c in chains])
-            values = run.simulator.makespans(np.array([c.devices for c in chains]), orders)
-            best = chains[int(np.argmin(values))]
-        order, makespan = best.order, best.makespan
-        if order is None:
-            order = np.arange(len(best.devices))
-            if np.isfinite(makespan):
-                # Ops in the order in which they start, which a policy can imitate.
-                starts = nominal.run(best.devices).start
-                place = np.empty(len(starts), np.int64)
-                place[run.problem.graph.topological_order] = np.arange(len(starts))
-                order = np.lexsort((place, starts))
-        exact = run.simulator is nominal
-        return Proposal(
-            devices=best.devices.copy(),
-            order=np.array(order),
-            evaluations=run.evaluations,
-            makespan=float(makespan) if exact else None,
-        )
+
+def _priority_order(run: Run) -> np.ndarray:
+    priorities = critical_path_priorities(run.problem)
+    return np.lexsort((np.arange(run.problem.num_ops), -priorities))
+
+
+def _proposal(run: Run, nominal: Any, found: list[Found]) -> Proposal:
+    best = min(found, key=lambda one: one.makespan)
+    exact = run.simulator is nominal
+    value = best.makespan
+    if not exact:
+        orders = None if best.order is None else np.array([one.order for one in found])
+        values = run.simulator.makespans(np.array([one.devices for one in found]), orders)
+        best, value = found[int(np.argmin(values))], float(values.min())
+    devices, order = best.devices.copy(), best.order
+    started = _start_order(nominal, devices, order, np.isfinite(best.makespan))
+    if order is None:
+        order = started
+    else:
+        # As priorities they give the same schedule, unless transfers wait for one another.
+        again = run.simulator.makespan(devices, started)
+        if again <= value:
+            order, value = started, again
+            if exact:
+                run.record(value, devices, order)
+    return Proposal(
+        devices=devices,
+        order=np.array(order),
+        evaluations=run.evaluations,
+        makespan=float(value) if exact else None,
+    )
+
+
+def _start_order(
+    simulator: Any, devices: np.ndarray, order: np.ndarray | None, fits: bool
+) -> np.ndarray:
+    """The ops in the order in which they start, which a policy can imitate. # (num_ops,)"""
+    topological = simulator.problem.graph.topological_order
+    if not fits:
+        return np.array(topological)
+    place = np.empty(len(devices), np.int64)
+    place[topological] = np.arange(len(devices))
+    return np.lexsort((place, simulator.run(devices, order).start))

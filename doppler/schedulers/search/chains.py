@@ -74,7 +74,10 @@ def run_chains(run: Run, chains: Sequence[Chain], num_threads: int | None) -> No
     stop = threading.Event()
 
     def fraction(index: int) -> float:
-        spent_here = 0.0 if shares is None else spent[index] / shares[index]
+        if shares is None:
+            spent_here = 0.0
+        else:
+            spent_here = spent[index] / shares[index] if shares[index] else 1.0
         clock = 0.0 if run.budget_s is None else run.seconds / run.budget_s
         return min(1.0, max(spent_here, clock))
 
@@ -110,17 +113,15 @@ def run_chains(run: Run, chains: Sequence[Chain], num_threads: int | None) -> No
             stop.set()
     for future in futures:
         future.result()
-    if run.watch is not None:
-        run.watch(run)
-
-
-def best_chain(chains: Sequence[Chain]) -> Chain:
-    """The chain with the best placement, ties to the first."""
-    return min(chains, key=lambda chain: chain.makespan)
+    if run.watch is not None and not run.interrupted:
+        try:
+            run.watch(run)
+        except KeyboardInterrupt:
+            run.interrupted = True
 
 
 def _shares(run: Run, num_chains: int) -> list[int] | None:
     if run.budget_evals is None:
         return None
-    each, more = divmod(run.budget_evals, num_chains)
-    return [max(1, each + (index < more)) for index in range(num_chains)]
+    each, more = divmod(max(0, run.budget_evals - run.evaluations), num_chains)
+    return [each + (index < more) for index in range(num_chains)]

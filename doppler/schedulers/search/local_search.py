@@ -9,6 +9,7 @@ from doppler.schedulers.search.neighbourhood import CRITICAL, Neighbourhood
 from doppler.schedulers.search.state import (
     AGE,
     BEST,
+    BEST_AGE,
     CURRENT,
     NUM_CRITICAL,
     SINCE_CRITICAL,
@@ -22,7 +23,7 @@ from doppler.simulator.search import SearchTables, evaluate, make_search_scratch
 
 CRITICAL_EVERY = 128
 """Evaluations between two computations of the critical chain, each worth a few evaluations."""
-_TRIES_PER_EVALUATION = 16
+TRIES_PER_EVALUATION = 16
 """Moves that change nothing cost no evaluation; a problem may have no others."""
 
 
@@ -45,11 +46,10 @@ def improve(t: SearchTables, hood: Neighbourhood, s: State, evaluations: int) ->
     if s.counts[AGE] == 0:
         s.values[CURRENT] = evaluate(t, s.devices, s.order, scratch)
         made = 1
-        _keep_best(s)
+        keep_best(s, made)
         s.history[:] = s.values[CURRENT]
     critical = hood.chances[CRITICAL] > hood.chances[CRITICAL - 1]
-    movable = hood.num_devices[0] > 1 and len(hood.movable) > 0
-    tries = _TRIES_PER_EVALUATION * evaluations if movable else 0
+    tries = TRIES_PER_EVALUATION * evaluations if hood.chances[-1] > 0 else 0
     while made < evaluations and tries > 0:
         tries -= 1
         if critical and s.counts[SINCE_CRITICAL] == 0:
@@ -64,7 +64,8 @@ def improve(t: SearchTables, hood: Neighbourhood, s: State, evaluations: int) ->
         keep = makespan <= current
         if len(s.history):
             slot = (s.counts[AGE] + made) % len(s.history)
-            keep |= makespan <= s.history[U(slot)]
+            # A placement that fits is not given up for one that does not.
+            keep |= makespan <= s.history[U(slot)] and makespan < np.inf
             s.history[U(slot)] = min(s.history[U(slot)], makespan if keep else current)
         elif not keep and s.values[TEMPERATURE] > 0:
             keep = uniform(s) < np.exp((current - makespan) / s.values[TEMPERATURE])
@@ -74,7 +75,7 @@ def improve(t: SearchTables, hood: Neighbourhood, s: State, evaluations: int) ->
             s.kept[U(kind)] += 1
             s.values[CURRENT] = makespan
             if makespan < s.values[BEST]:
-                _keep_best(s)
+                keep_best(s, made)
         else:
             undo_move(hood, s, kind)
     s.counts[AGE] += made
@@ -82,8 +83,10 @@ def improve(t: SearchTables, hood: Neighbourhood, s: State, evaluations: int) ->
 
 
 @entry
-def _keep_best(s: State) -> None:
+def keep_best(s: State, made: int) -> None:
+    """Copies the current placement, found with so many evaluations since `AGE` was counted."""
     s.values[BEST] = s.values[CURRENT]
+    s.counts[BEST_AGE] = s.counts[AGE] + made
     s.best_devices[:] = s.devices
     s.best_order[:] = s.order
 

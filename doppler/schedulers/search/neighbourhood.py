@@ -55,7 +55,8 @@ class Neighbourhood(NamedTuple):
         movable: units that may move, by t-level. # (M,)
         group_ptr, group_units: movable units of each meta-op or, where these are unknown, of each
             level of the graph; groups of one unit are left out.
-        chances: cumulated shares of the kinds of moves. # (len(MOVES),)
+        chances: cumulated shares of the kinds of moves; zeros where nothing can change.
+            # (len(MOVES),)
         num_devices: # (1,)
     """
 
@@ -101,7 +102,12 @@ def make_neighbourhood(
         movable=movable,
         group_ptr=group_ptr,
         group_units=group_units,
-        chances=_chances(weights, orders, len(group_ptr) > 1),
+        chances=_chances(
+            weights,
+            devices=len(movable) > 0 and problem.num_devices > 1,
+            orders=orders and problem.num_ops > 1,
+            groups=len(group_ptr) > 1,
+        ),
         num_devices=np.array([problem.num_devices]),
     )
 
@@ -176,15 +182,14 @@ def _groups(
     return _row_ptr(group[by_group], int(group.max(initial=-1)) + 1), units[by_group]
 
 
-def _chances(weights: dict[str, float], orders: bool, groups: bool) -> np.ndarray:
-    usable = np.array(
-        [
-            0.0
-            if (kind in ORDER_MOVES and not orders) or (kind == "meta_op" and not groups)
-            else weights[kind]
-            for kind in MOVES
-        ]
-    )
+def _chances(weights: dict[str, float], devices: bool, orders: bool, groups: bool) -> np.ndarray:
+    usable = np.zeros(len(MOVES))
+    for index, kind in enumerate(MOVES):
+        possible = orders if kind in ORDER_MOVES else devices
+        if possible and (kind != "meta_op" or groups):
+            usable[index] = weights[kind]
+    if not usable.any():
+        return usable
     chances = np.cumsum(usable) / usable.sum()
     chances[np.flatnonzero(usable)[-1] :] = 1.0  # rounding must not leave room for an unused kind
     return chances

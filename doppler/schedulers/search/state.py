@@ -12,7 +12,7 @@ from doppler.simulator.search import NO_ORDER
 
 CURRENT, BEST, TEMPERATURE = range(3)
 """Places in `State.values`."""
-NUM_MOVED, NUM_CRITICAL, SINCE_CRITICAL, ORDER_FROM, ORDER_TO, AGE = range(6)
+NUM_MOVED, NUM_CRITICAL, SINCE_CRITICAL, ORDER_FROM, ORDER_TO, AGE, BEST_AGE = range(7)
 """Places in `State.counts`."""
 
 
@@ -26,7 +26,7 @@ class State(NamedTuple):
         best_devices, best_order: of the best placement so far.
         values: current makespan, best makespan, temperature. # (3,) [s]
         counts: units in `moved`; in `critical`; evaluations since that was computed; places of the
-            order that the last move touched; evaluations made. # (6,)
+            order that the last move touched; evaluations made; of these, up to the best. # (7,)
         moved, moved_from: units that the last move touched and where they were. # (M,)
         critical: movable units on a critical chain of a recent placement. # (M,)
         history: makespans that late acceptance compares with, or empty. [s]
@@ -78,7 +78,7 @@ def make_state(
         best_devices=devices.copy(),
         best_order=order.copy(),
         values=np.array([np.inf, np.inf, 0.0]),
-        counts=np.zeros(6, np.int64),
+        counts=np.zeros(7, np.int64),
         moved=np.empty(movable, np.int64),
         moved_from=np.empty(movable, np.int64),
         critical=np.empty(movable, np.int64),
