@@ -191,11 +191,11 @@ def test_identical_devices() -> None:
 def test_proven_results_are_reproducible(choose: str) -> None:
     problem = random_problem(14, 3, 5, 0.4, alike=False)
     simulator = Simulator(problem, choose=choose)
-    first = CpSat(num_workers=1).schedule(problem, simulator, rng(3))
+    first = CpSat(budget_s=60.0, num_workers=1).schedule(problem, simulator, rng(3))
     assert first.info["optimum"] == "optimal" and first.info["reproducible"]
     assert first.info["method"] == "placement"
     for workers in (1, 2):
-        again = CpSat(num_workers=workers).schedule(problem, simulator, rng(3))
+        again = CpSat(budget_s=60.0, num_workers=workers).schedule(problem, simulator, rng(3))
         np.testing.assert_array_equal(again.devices, first.devices)
         np.testing.assert_array_equal(again.order, first.order)
 

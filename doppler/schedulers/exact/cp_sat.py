@@ -7,10 +7,7 @@ OR-Tools CP-SAT (Perron and Didier).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +22,6 @@ from doppler.schedulers.exact.solver import ExactResult, SolverOptions, solve
 from doppler.simulator import Simulator
 from doppler.simulator.threads import available_cores
 
-WATCH_S = 0.25
 MOST_CHOICES = 100_000
 """Most (edge or op, source device, destination device) triples that a model is built for."""
 
@@ -63,7 +59,8 @@ class CpSat(AnytimeScheduler):
     at once, and what is returned depends on the machine; bound and optimum are true all the same.
 
     Args:
-        budget_s: wall-clock limit, building the model included. [s]
+        budget_s: wall-clock limit, building the model included, compiling kernels at their first
+            use not. [s]
         budget_evals: must be None, the search does not consist of evaluations.
         num_workers: threads of CP-SAT after `steady`; None for all available cores.
         max_ops: larger problems are refused.
@@ -112,9 +109,16 @@ class CpSat(AnytimeScheduler):
             restarts=self.restarts,
             steady=self.steady,
         )
-        start = self._start_plan(run)
-        with _watched(run):
-            result = solve(problem, simulator.network, options, progress, start)
+        look = run.watch
+        result = solve(
+            problem,
+            simulator.network,
+            options,
+            progress,
+            start=self._start_plan(run),
+            watch=None if look is None else lambda: look(run),
+        )
+        run.interrupted = result.interrupted
         if run.best is None or result.plan is None:
             raise CapacityError(
                 f"scheduler {self.name!r}, problem {problem.name!r}: no schedule that fits in the "
@@ -152,28 +156,6 @@ class CpSat(AnytimeScheduler):
                 f"{choices} choices of transfers, more than {MOST_CHOICES}; use fewer devices, or "
                 "a heuristic or a search"
             )
-
-
-@contextmanager
-def _watched(run: Run) -> Iterator[None]:
-    """Calls the run's watch from a thread of its own, because CP-SAT reports only solutions."""
-    if run.watch is None:
-        yield
-        return
-    watch, done = run.watch, Event()
-
-    def look() -> None:
-        while not done.wait(WATCH_S):
-            watch(run)
-
-    thread = Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    watch(run)
 
 
 def report(

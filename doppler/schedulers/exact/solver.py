@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -33,6 +35,8 @@ OPTIMAL_GAP = 1e-6
 SPREAD = 0.1
 """How far the priorities of restarted list schedules are from the critical path's, relatively."""
 BATCH = 64
+WATCH_S = 0.25
+"""Seconds between two looks at a solver that runs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class SolverOptions:
     """How CP-SAT runs.
 
     Args:
-        budget_s: wall-clock limit of the whole call. [s]
+        budget_s: wall-clock limit of the call, from the first batch of list schedules on, for
+            which kernels may have to be compiled. [s]
         num_workers: threads after the steady part.
         seed: of CP-SAT and of the restarts.
         restarts: list schedules to start from.
@@ -68,6 +73,7 @@ class ExactResult:
         seconds: spent. [s]
         method: "bound" (the list schedule meets the bound), "classical" or "placement" (models).
         reproducible: whether it ended within `SolverOptions.steady`.
+        interrupted: whether Ctrl-C ended it.
         evaluations: simulations that it took.
         curve: (seconds, makespan, bound) whenever the schedule got better, and at the end.
     """
@@ -79,6 +85,7 @@ class ExactResult:
     seconds: float = 0.0
     method: str = "bound"
     reproducible: bool = True
+    interrupted: bool = False
     evaluations: int = 0
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
@@ -99,6 +106,7 @@ def solve(
     options: SolverOptions | None = None,
     progress: Callable[[Plan], None] | None = None,
     start: Plan | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> ExactResult:
     """Minimises the makespan over placements and schedules in which resources may wait.
 
@@ -108,11 +116,12 @@ def solve(
         options: how CP-SAT runs; None for the defaults.
         progress: called with each plan that is found, better or not.
         start: a plan to improve.
+        watch: called a few times a second while CP-SAT runs.
 
     Raises:
         CapacityError: it is proven that nothing fits in the devices' memory.
     """
-    search = _Search(problem, network, options or SolverOptions(), progress)
+    search = _Search(problem, network, options or SolverOptions(), progress, watch)
     if start is not None:
         search.accept(start)
     return search.run()
@@ -127,12 +136,14 @@ class _Search:
         network: str,
         options: SolverOptions,
         progress: Callable[[Plan], None] | None,
+        watch: Callable[[], None] | None,
     ) -> None:
-        self.began = perf_counter()
+        self.called = self.began = perf_counter()
         self.problem = problem
         self.network = network
         self.options = options
         self.progress = progress
+        self.watch = watch
         self.in_seconds = seconds_replay(problem, network)
         self.result = ExactResult(np.inf, lower_bounds(problem).best, None, None)
 
@@ -147,7 +158,7 @@ class _Search:
             self._solve(instance, horizon)
         result = self.result
         result.bound = min(result.bound, result.makespan)
-        result.seconds = perf_counter() - self.began
+        result.seconds = perf_counter() - self.called
         self._note()
         return result
 
@@ -176,7 +187,7 @@ class _Search:
         self.result.bound = max(self.result.bound, bound)
 
     def _note(self) -> None:
-        seconds = perf_counter() - self.began
+        seconds = perf_counter() - self.called
         self.result.curve.append((seconds, self.result.makespan, self.result.bound))
 
     def _time_left(self) -> float:
@@ -204,6 +215,8 @@ class _Search:
             for row in np.argsort(makespans, kind="stable")[:4].tolist():
                 if np.isfinite(makespans[row]):
                     self.accept(plan_of(simulator.run(placements[row], orders[row])))
+            if first == 0:
+                self.began = perf_counter()  # kernels may have had to be compiled
             if self.result.optimal or self._time_left() < self.options.budget_s / 2:
                 return
 
@@ -234,6 +247,8 @@ class _Search:
             model.model.add(model.makespan >= bound)
             if status == "OPTIMAL":
                 return
+            if result.interrupted:
+                break
         result.reproducible = False
 
     def _check(self, status: str, instance: Instance) -> None:
@@ -266,10 +281,25 @@ class _Search:
         solver.parameters.random_seed = options.seed % 2**31
         solver.parameters.interleave_search = steady
         solver.parameters.use_timetable_edge_finding_in_cumulative = True
-        status = solver.status_name(solver.solve(model.model, Found()))
+        solver.parameters.catch_sigint_signal = False
+        status = solver.status_name(self._wait(solver, model.model, Found()))
         proven = solver.best_objective_bound
         known = status in ("OPTIMAL", "FEASIBLE", "UNKNOWN") and np.isfinite(proven)
         return status, max(instance.lower, int(np.ceil(proven - 1e-6)) if known else 0)
+
+    def _wait(self, solver: Any, model: Any, found: Any) -> Any:
+        """Solves in another thread, so that this one can look on and be interrupted."""
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            running = pool.submit(solver.solve, model, found)
+            while True:
+                try:
+                    return running.result(timeout=WATCH_S)
+                except FutureTimeoutError:
+                    if self.watch is not None:
+                        self.watch()
+                except KeyboardInterrupt:
+                    self.result.interrupted = True
+                    solver.stop_search()
 
 
 def _in_seconds(instance: Instance, times: Times) -> Times:
