@@ -109,6 +109,11 @@ def tiny(seed: int, network: str) -> PlacementProblem:
         problem = replace(problem, cost_model=replace(problem.cost_model, op_seconds=uneven))
     if seed % 7 == 3:
         problem = replace(problem, pinned=[0, -1, -1, 1, -1, -1], colocation=[-1, 2, -1, -1, 2, -1])
+    if seed % 4 != 3 and seed % 2 == 1:  # links of different speeds
+        rates = generator.integers(1, 4, problem.topology.num_links).astype(float)
+        problem = replace(
+            problem, cost_model=replace(problem.cost_model, link_seconds_per_unit=rates)
+        )
     if network == "shared_bus" or seed % 6 == 2:
         problem = problem if problem.num_devices == 3 else over(host_staged(1, True), problem)
     if seed % 8 == 5 and problem.num_devices == 2:

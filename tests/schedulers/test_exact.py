@@ -81,7 +81,12 @@ def test_hops_of_a_route_occupy_their_links_one_after_another() -> None:
         assert find_optima(problem, network).free_makespan == expected, network
 
 
-def test_slots_run_several_ops_at_a_time() -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_slots_run_several_ops_at_a_time(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not listed:  # the models alone
+        monkeypatch.setattr(
+            "doppler.schedulers.exact.solver._Search._list_schedules", lambda _: None
+        )
     # Five ops of 2 s on two devices of two slots, free communication: two rounds of 2 s
     topology = host_staged(2)
     problem = over(topology, drawn([], [2.0] * 5))
@@ -139,6 +144,27 @@ def test_memory_may_make_a_schedule_longer() -> None:
         assert result.optimal and result.makespan == expected
         assert result.schedule is not None
         assert max(held.max() for _, held in result.schedule.memory_over_time()) <= capacity
+
+
+def test_memory_at_home_is_held_until_the_transfer_has_arrived() -> None:
+    """Device 0 of 10 B runs op 0 (8 B, 1 s), which op 1 on device 1 reads, and op 2 (8 B, 3 s).
+
+    dev 0  0         2-------    op 2 waits for the memory of op 0. It cannot go first: its
+    link     0------             output stays
+    dev 1           1
+           0 1      4        7
+    """
+    graph = DataflowGraph.from_edges("held", 3, [(0, 1)], output_bytes=[8.0, 1.0, 8.0])
+    seconds = np.array([[1.0] * 2, [1.0] * 2, [3.0] * 2])
+    costs = CostModel(seconds, [3.0] * 3, np.zeros(2), np.ones(2), "test")
+    devices = tuple(Device(name, memory_bytes=10.0) for name in "ab")
+    topology = Topology("small", devices, make_topology("ideal", 2).links)
+    problem = PlacementProblem(graph, topology, costs, pinned=[0, 1, 0])
+    for network in NETWORKS:
+        result = solve(problem, network, QUICK)
+        assert result.optimal and result.makespan == 7
+    with pytest.raises(CapacityError, match="device 0"):  # no run waits for memory
+        CpSat().schedule(problem, Simulator(problem), rng())
 
 
 def test_bounds_golden() -> None:
