@@ -2,6 +2,8 @@
 
 python scripts/evaluate.py run=runs/train/2026-11-30_12-00-00
 python scripts/evaluate.py workload=ffnn topology=cpu placements=[a.json,b.json]
+python scripts/evaluate.py run=runs/train/2026-11-30_12-00-00 \\
+    +scheduler@schedulers.annealing=annealing schedulers.annealing.budget_s=5
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def run(config: DictConfig) -> RunFolder:
     device_context: Any = instantiate(config.executor).build(setup) or nullcontext(None)
     folder = run_folder.create_run_folder(config, "evaluate")
     run_folder.save_config(config, folder)
-    rows = report.scheduler_rows(schedulers, setup.scheduling_simulator(), config.seed) + rows
+    judge = setup.scheduling_simulator()
+    rows = report.scheduler_rows(schedulers, judge, config.seed, progress) + rows
     with device_context as executor:
         table = evaluate(
             rows,

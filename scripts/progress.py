@@ -17,6 +17,8 @@ from rich.progress import (
 )
 
 LINE_SECONDS, REFRESH_SECONDS = 15.0, 0.2
+WIDE = 120
+"""Columns of a terminal from which bars and names have their full width."""
 
 Advance = Callable[[int, str], None]
 """Called with how much is done in all and a short note."""
@@ -42,9 +44,14 @@ class ProgressDisplay:
             yield from self._lines(name, total)
 
     def _bar(self, name: str, total: int) -> Iterator[Advance]:
+        wide = self.console.width >= WIDE
+        name_width, bar_width = (22, 30) if wide else (0, 8)
+        times = 2 * (len("0:00:00") + 1)
+        fixed = max(name_width, len(name)) + bar_width + 2 * len(str(total)) + times + 4
+        room = max(1, self.console.width - fixed)  # longer notes would squeeze the bar out
         columns = (
-            TextColumn("{task.description:<22}", markup=False),
-            BarColumn(bar_width=30),
+            TextColumn(f"{{task.description:<{name_width}}}", markup=False),
+            BarColumn(bar_width=bar_width),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -56,7 +63,8 @@ class ProgressDisplay:
 
             def advance(done: int, note: str = "") -> None:
                 nonlocal last
-                progress.update(task, completed=done, note=note)
+                shown = note if len(note) <= room else f"{note[: room - 1]}…"
+                progress.update(task, completed=done, note=shown)
                 now = time.monotonic()
                 if now - last >= REFRESH_SECONDS or done >= total:
                     last = now

@@ -18,8 +18,10 @@ from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
 from doppler.viz import plot_gantt, write_trace
 from doppler.viz.figure import format_seconds
+from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, tie_note
 from scripts.run_folder import RunFolder
+from scripts.searching import schedule
 
 SINGLE_DEVICE = "single device"
 
@@ -39,18 +41,26 @@ def build_schedulers(config: DictConfig) -> dict[str, Scheduler]:
 
 
 def scheduler_rows(
-    schedulers: Mapping[str, Scheduler], simulator: Simulator, seed: int
+    schedulers: Mapping[str, Scheduler],
+    simulator: Simulator,
+    seed: int,
+    progress: ProgressDisplay | None = None,
 ) -> list[Row]:
     """Runs schedulers; one that cannot do this problem gets a row with the reason.
 
     Each has its own generator, so that leaving one out does not change the others.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, also while a search goes on that could be ended early.
     """
     rows = []
     for name, scheduler in schedulers.items():
         rng = np.random.default_rng([seed, *name.encode()])
         label = name.replace("_", " ")
         try:
-            placement = scheduler.schedule(simulator.problem, simulator, rng)
+            placement = schedule(scheduler, simulator, rng, progress)
+            if placement.info.get("interrupted"):
+                raise KeyboardInterrupt
             rows.append(Row(label, placement))
         except (UnknownQuantityError, CapacityError) as error:
             rows.append(Row(label, None, reason=str(error)))

@@ -112,14 +112,14 @@ def build(config: DictConfig, progress: ProgressDisplay) -> Run:
     schedulers = report.build_schedulers(config)
     setup = build_setup(config, progress)
     setup.training_objective()  # refuses impossible noise and objectives now, not after hours
-    simulator = setup.settings.build(setup.problem)
+    simulator, judge = setup.settings.build(setup.problem), setup.scheduling_simulator()
     return Run(
         config=config,
         setup=setup,
         simulator=simulator,
         policy=policy,
         stages=stages,
-        heuristics=report.scheduler_rows(schedulers, setup.scheduling_simulator(), config.seed),
+        heuristics=report.scheduler_rows(schedulers, judge, config.seed, progress),
         logger=logger,
         executor=instantiate(config.executor).build(setup),
         progress=progress,

@@ -41,15 +41,24 @@ def save_figure(figure: Any, path: str | Path) -> Path:
         DopplerError: if the folder cannot be written to.
     """
     path = Path(path)
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:] not in known:
-        raise ConfigurationError(f"{path}: no picture format; known: {', '.join(sorted(known))}")
+    _check_format(figure, path)
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):  # names of graphs and devices are no formulas
         text.set_parse_math(False)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=140))
     return path
+
+
+def check_picture(path: str | Path) -> None:
+    """Raises `ConfigurationError` unless pictures of that name can be made, without making one."""
+    _check_format(new_figure(1.0, 1.0), Path(path))
+
+
+def _check_format(figure: Any, path: Path) -> None:
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in known:
+        raise ConfigurationError(f"{path}: no picture format; known: {', '.join(sorted(known))}")
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

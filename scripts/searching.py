@@ -1,0 +1,132 @@
+"""Runs schedulers from scripts: budgets, where a search begins, how far it is, Ctrl-C."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from doppler import Placement
+from doppler.errors import ConfigurationError
+from doppler.schedule import lower_bounds
+from doppler.schedulers import SCHEDULERS, Scheduler
+from doppler.schedulers.anytime import AnytimeScheduler, Run
+from doppler.simulator import RobustSimulator, Simulator
+from doppler.viz.figure import format_seconds
+from scripts.progress import ProgressDisplay
+
+MOST_POINTS = 1000
+"""Of a search's curve are written into a placement file."""
+
+
+def with_budget(scheduler: Scheduler, budget_s: Any, budget_evals: Any) -> Scheduler:
+    """The scheduler with other budgets; None and None leave it its own.
+
+    A budget of evaluations alone switches that of seconds off, so that the result depends on no
+    clock.
+
+    Raises:
+        ConfigurationError: an impossible budget, or one for a scheduler that has none.
+    """
+    if budget_s is None and budget_evals is None:
+        return scheduler
+    anytime = need_anytime(scheduler, "budget_evals" if budget_s is None else "budget_s")
+    return replace(anytime, budget_s=budget_s, budget_evals=budget_evals)
+
+
+def need_anytime(scheduler: Scheduler, option: str) -> AnytimeScheduler:
+    """Returns a scheduler that searches for as long as it is let.
+
+    Raises:
+        ConfigurationError: it is none; names it and the option that needs one.
+    """
+    if isinstance(scheduler, AnytimeScheduler):
+        return scheduler
+    known = sorted(name for name, cls in SCHEDULERS.items() if issubclass(cls, AnytimeScheduler))
+    raise ConfigurationError(
+        f"{option}: scheduler {scheduler.name!r} is no search that goes on until a budget is "
+        f"spent; leave {option} out, or choose one of {', '.join(known)}"
+    )
+
+
+def schedule(
+    scheduler: Scheduler,
+    simulator: Simulator | RobustSimulator,
+    rng: np.random.Generator,
+    progress: ProgressDisplay | None = None,
+    start: Placement | None = None,
+) -> Placement:
+    """Runs a scheduler on the simulator's problem; shows how far a search is.
+
+    Args:
+        scheduler: any.
+        simulator: judges placements.
+        rng: the only source of randomness.
+        progress: where to; None for nowhere.
+        start: a placement that a search improves.
+
+    Returns:
+        The placement. Ctrl-C ends a search early: its best so far has `interrupted` in the `info`.
+        Curves in the `info` have at most `MOST_POINTS` points.
+
+    Raises:
+        ConfigurationError: a start for a scheduler that cannot use one.
+    """
+    problem: Any = simulator.problem
+    judge: Any = simulator
+    if start is not None:
+        need_anytime(scheduler, "start")
+    if not isinstance(scheduler, AnytimeScheduler):
+        return scheduler.schedule(problem, judge, rng)
+    if progress is None:
+        placement = scheduler.schedule(problem, judge, rng, start=start)
+    else:
+        bound = lower_bounds(problem).best
+        with progress.step(scheduler.name, 100) as advance:
+
+            def watch(run: Run) -> None:
+                advance(int(100 * run.fraction), run_note(run, bound))
+
+            placement = scheduler.schedule(problem, judge, rng, start=start, watch=watch)
+    curves = {k: thinned(v) for k, v in placement.info.items() if k in ("curve", "free_curve")}
+    return Placement(placement.devices, placement.order, {**placement.info, **curves})
+
+
+def run_note(run: Run, bound: float) -> str:
+    """How a search is doing, for beside its bar.
+
+    Args:
+        run: the search.
+        bound: no makespan is below it. [s]
+    """
+    if run.best is None:
+        return ""
+    if not np.isfinite(run.makespan):
+        return f"nothing fits yet, {format_count(run.evaluations)} evaluations"
+    rate = format_count(run.evaluations / max(run.seconds, 1e-9))
+    gap = f" (bound +{gap_percent(run.makespan, bound):.1f} %)" if bound > 0 else ""
+    return (
+        f"{format_seconds(run.makespan)}{gap}, {format_count(run.evaluations)} evaluations, "
+        f"{rate}/s"
+    )
+
+
+def gap_percent(makespan: float, bound: float) -> float:
+    """How far a makespan is above a bound above 0; rounding alone never puts it below. [%]"""
+    return max(0.0, 100 * (makespan / bound - 1))
+
+
+def format_count(count: float) -> str:
+    """Three digits and a unit, for example "1.23 M"; small whole numbers as they are."""
+    for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= scale:
+            return f"{count / scale:#.3g}".rstrip(".") + unit
+    return f"{count:.0f}"
+
+
+def thinned(curve: list[Any]) -> list[Any]:
+    """At most `MOST_POINTS` points of a curve, first and last among them."""
+    if len(curve) <= MOST_POINTS:
+        return curve
+    return [curve[i] for i in np.linspace(0, len(curve) - 1, MOST_POINTS).round().astype(int)]
