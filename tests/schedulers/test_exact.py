@@ -81,6 +81,18 @@ def test_hops_of_a_route_occupy_their_links_one_after_another() -> None:
         assert find_optima(problem, network).free_makespan == expected, network
 
 
+def test_tasks_without_duration() -> None:
+    # 0 and 1 end at 1 on a device each; their tensors cross in no time; 2 and 3 follow at once
+    problem = drawn([(0, 2), (1, 3)], [1, 1, 1, 1], 0.0, pinned=[0, 1, 1, 0])
+    for network in NETWORKS:
+        assert find_optima(problem, network).free_makespan == 2
+        assert solve(problem, network, QUICK).makespan == 2
+    nothing = drawn([(0, 1), (1, 2)], [0, 0, 0], 0.0)
+    result = solve(nothing, "serial_links", QUICK)
+    assert result.optimal and result.makespan == 0 and result.gap == 0
+    assert find_optima(nothing, "serial_links").free_makespan == 0
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_slots_run_several_ops_at_a_time(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:  # the models alone
@@ -207,6 +219,12 @@ def test_identical_devices() -> None:
     slower[2, 0] = 2.0
     costs = replace(problem.cost_model, op_seconds=slower)
     assert identical_devices(replace(problem, cost_model=costs)) == [[0], [1, 2]]
+    devices = (
+        *problem.topology.devices[:2],
+        replace(problem.topology.devices[2], memory_bytes=1.0),
+    )
+    topology = replace(problem.topology, devices=devices)
+    assert identical_devices(replace(problem, topology=topology)) == [[0, 1], [2]]
     latency = problem.cost_model.link_latency.copy()
     latency[np.flatnonzero((problem.topology.link_ends == (0, 1)).all(axis=1))] = 1.0
     costs = replace(problem.cost_model, link_latency=latency)
