@@ -101,13 +101,14 @@ def describe(simulator: Simulator, placement: Placement) -> list[str]:
     makespan = info["simulated_makespan"]
     bound = max(lower_bounds(problem).best, info.get("bound") or 0.0)
     evaluations, seconds = info["evaluations"], info["seconds"]
-    rate = f", {format_count(evaluations / seconds)} a second" if "curve" in info else ""
+    plural = "" if evaluations == 1 else "s"
+    rate = f", {format_count(evaluations / max(seconds, 1e-9))} a second" if "curve" in info else ""
     gap = f" (gap to bound {gap_percent(makespan, bound):.2f} %)" if bound > 0 else ""
     lines = [
         f"{problem.name}, {problem.num_ops} ops on {problem.num_devices} devices: "
         f"{info['scheduler']} found simulated makespan {format_seconds(makespan)} with "
-        f"{evaluations} evaluations in {seconds:.2f} s{rate} (network {simulator.network}, choose "
-        f"{simulator.choose}); lower bound {format_seconds(bound)}{gap}"
+        f"{evaluations} evaluation{plural} in {seconds:.2f} s{rate} (network "
+        f"{simulator.network}, choose {simulator.choose}); lower bound {format_seconds(bound)}{gap}"
     ]
     for statistic in ("mean", "p95"):
         if f"simulated_{statistic}" in info:

@@ -119,6 +119,7 @@ def gap_percent(makespan: float, bound: float) -> float:
 
 def format_count(count: float) -> str:
     """Three digits and a unit, for example "1.23 M"; small whole numbers as they are."""
+    count = float(f"{count:.3g}") if count >= 1000 else count  # 999999 is 1.00 M
     for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if count >= scale:
             return f"{count / scale:#.3g}".rstrip(".") + unit

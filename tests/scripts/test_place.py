@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from doppler import Placement, load_problem
 from doppler.simulator import Simulator
 from scripts import calibrate, evaluate, place, train
 
 Command = Callable[..., int]
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 SMALL = ["workload=chainmm", "workload.block=8", "workload.num_shards=4"]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """Runs a script in this process from an empty folder; returns the exit status."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(script: ModuleType, *arguments: str) -> int:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", [script.__name__, *arguments])
-        try:
-            script.main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    return run
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Path:
-    """The problem file that the documentation shows."""
-    path = tmp_path / "pair.json"
-    path.write_text(re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.S)[0])
-    return path
 
 
 def test_a_placement_file_says_what_who_how_good_and_how_long(command: Command, pair: Path) -> None:
