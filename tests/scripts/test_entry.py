@@ -135,3 +135,14 @@ def test_a_terminal_gets_a_bar() -> None:
         advance(4, "done")
     assert "evaluation" in stream.getvalue()
     assert "4/4" in stream.getvalue()
+
+
+def test_a_note_too_long_for_the_terminal_is_cut_not_the_bar() -> None:
+    stream = io.StringIO()
+    display = ProgressDisplay(Console(file=stream, width=80, force_terminal=True))
+    with display.step("annealing", 100) as advance:
+        advance(100, "x" * 100)
+    shown = stream.getvalue()
+    assert "100/100" in shown
+    assert "━" * 8 in shown
+    assert "xxx…" in shown
