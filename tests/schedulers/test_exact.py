@@ -262,7 +262,7 @@ def test_a_start_is_never_made_worse() -> None:
     simulator = Simulator(problem, choose="given")
     good = make_scheduler("critical_path", restarts=500).schedule(problem, simulator, rng())
     calls = []
-    again = CpSat(budget_s=0.6, restarts=1).schedule(
+    again = CpSat(budget_s=1.0, restarts=1).schedule(
         problem, simulator, rng(), Placement(good.devices, good.order), calls.append
     )
     assert again.info["simulated_makespan"] <= good.info["simulated_makespan"]

@@ -116,7 +116,7 @@ def solve(
         options: how CP-SAT runs; None for the defaults.
         progress: called with each plan that is found, better or not.
         start: a plan to improve.
-        watch: called a few times a second while CP-SAT runs.
+        watch: called a few times a second while CP-SAT runs, and at the end.
 
     Raises:
         CapacityError: it is proven that nothing fits in the devices' memory.
@@ -157,9 +157,16 @@ class _Search:
         if not self.result.optimal and self._time_left() > 0:
             self._solve(instance, horizon)
         result = self.result
+        if result.bound > result.makespan * (1 + 1e-9):
+            raise RuntimeError(
+                f"problem {self.problem.name!r}: the proven bound {result.bound} s is above the "
+                f"makespan {result.makespan} s of a schedule; the model must be wrong"
+            )
         result.bound = min(result.bound, result.makespan)
         result.seconds = perf_counter() - self.called
         self._note()
+        if self.watch is not None:
+            self.watch()
         return result
 
     def accept(self, plan: Plan, planned: Times | None = None) -> None:
