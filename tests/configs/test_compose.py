@@ -15,11 +15,12 @@ from omegaconf import DictConfig
 
 from doppler import Topology
 from doppler.policies import PAPER_POLICY, DualPolicy, PolicyConfig
-from doppler.schedulers import SCHEDULERS, Scheduler
+from doppler.schedulers import SCHEDULERS, Scheduler, make_scheduler
 from doppler.training import Stage
 from doppler.training.loggers import NoLogger
 from doppler.workloads import WORKLOADS, Workload
 from scripts.problems import FileTopology, ProblemFile, SimulatorSettings, build_workload
+from scripts.report import build_schedulers
 from scripts.run_folder import resolved
 from scripts.train import check_options
 
@@ -89,6 +90,18 @@ def test_every_scheduler_builds_and_carries_its_own_name(option: str) -> None:
     scheduler = instantiate(composed("place", f"scheduler={option}").scheduler)
     assert isinstance(scheduler, Scheduler)
     assert scheduler.name == option
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+@pytest.mark.parametrize("option", options("scheduler"))
+def test_every_scheduler_can_be_a_row_of_the_tables(script: str, option: str) -> None:
+    config = composed(script, f"+scheduler@schedulers.added={option}")
+    assert build_schedulers(config)["added"].name == option
+    if "budget_s" in config.schedulers.added:
+        config = composed(
+            script, f"+scheduler@schedulers.added={option}", "schedulers.added.budget_s=5"
+        )
+        assert build_schedulers(config)["added"] == make_scheduler(option, budget_s=5)
 
 
 @pytest.mark.parametrize("experiment", [None, *options("experiment")])
