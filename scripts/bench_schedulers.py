@@ -72,7 +72,7 @@ SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "late acceptance": ("late_acceptance", {}),
     "annealing": ("annealing", {}),
 }
-"""All begin with the best list schedule."""
+"""All but random restarts begin with the best list schedule."""
 ANNEALING = "annealing from random"
 RESTARTED = "critical path, restarted"
 _RESTARTS_AT_A_TIME = 64
