@@ -25,6 +25,7 @@ from doppler.schedulers import (
     EnumerativeOptimizer,
     RandomPlacement,
     RoundRobin,
+    Scheduler,
     SingleDevice,
     critical_path_episodes,
     critical_path_priorities,
@@ -32,6 +33,7 @@ from doppler.schedulers import (
 )
 from doppler.schedulers.balanced import balanced_assignment
 from doppler.schedulers.enumerative import meta_op_layers
+from doppler.schedulers.search import SimulatedSearch
 from doppler.simulator import Simulator
 
 # meta-op 0: shards 0, 1 and their sum 2; meta-op 1: shards 3, 4, both fed by 2 and by one shard
@@ -67,22 +69,29 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def quick(name: str) -> Scheduler:
+    """A scheduler whose result depends on its seed only, soon."""
+    if issubclass(SCHEDULERS[name], SimulatedSearch):
+        return make_scheduler(name, budget_s=None, budget_evals=200)
+    return make_scheduler(name)
+
+
 @pytest.mark.parametrize("choose", ["fifo", "given"])
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_every_scheduler_places_everything_and_reports_its_makespan(name: str, choose: str) -> None:
     problem = sharded()
     simulator = Simulator(problem, network="serial_links", choose=choose)
-    placement = make_scheduler(name).schedule(problem, simulator, rng())
+    placement = quick(name).schedule(problem, simulator, rng())
     problem.check_placement(placement.devices)
     position = np.argsort(problem.check_order(placement.order))
     assert all(position[a] < position[b] for a, b in EDGES)
     assert placement.info["scheduler"] == name
     assert placement.info["simulated_makespan"] == simulator.makespan(placement)
     assert placement.info["evaluations"] >= 1 and placement.info["seconds"] > 0
-    again = make_scheduler(name).schedule(problem, simulator, rng())
+    again = quick(name).schedule(problem, simulator, rng())
     np.testing.assert_array_equal(again.devices, placement.devices)
     np.testing.assert_array_equal(again.order, placement.order)
-    pickle.loads(pickle.dumps(make_scheduler(name)))
+    pickle.loads(pickle.dumps(quick(name)))
 
 
 def test_single_device_finds_the_fastest() -> None:
@@ -304,7 +313,7 @@ def test_every_scheduler_respects_constraints(name: str, choose: str) -> None:
     problem = constrained()
     simulator = Simulator(problem, choose=choose)
     for seed in range(5):
-        placement = make_scheduler(name).schedule(problem, simulator, rng(seed))
+        placement = quick(name).schedule(problem, simulator, rng(seed))
         problem.check_placement(placement.devices)
         assert placement.devices[1] == 0 and placement.devices[5] == 1
         assert placement.devices[0] == placement.devices[4]

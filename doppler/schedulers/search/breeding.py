@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from doppler.schedulers.search.local_search import TRIES_PER_EVALUATION, keep_best
+from doppler.schedulers.search.local_search import MOST_IDLE, keep_best
 from doppler.schedulers.search.moves import apply_move, pick_kind
 from doppler.schedulers.search.neighbourhood import Neighbourhood
 from doppler.schedulers.search.state import AGE, BEST, CURRENT, State, below, put, uniform
@@ -62,14 +62,15 @@ def breed(t: SearchTables, hood: Neighbourhood, s: State, g: Population, evaluat
     scratch = make_search_scratch(t)
     size, members = g.sizes[0], len(g.makespans)
     made = 0
-    tries = TRIES_PER_EVALUATION * evaluations
-    while made < evaluations and tries > 0:
-        tries -= 1
+    idle = 0
+    while made < evaluations and idle < MOST_IDLE:
+        idle += 1
         age = s.counts[AGE] + made
         if age < members:
             _load(s, g, age)
         elif hood.chances[-1] <= 0 or not _child(hood, s, g, age % (members // size) * size):
             continue
+        idle = 0
         makespan = evaluate(t, s.devices, s.order, scratch)
         made += 1
         s.values[CURRENT] = makespan

@@ -14,8 +14,8 @@ from doppler.schedulers.anytime import Run
 from doppler.simulator.threads import available_cores
 
 WATCH_SECONDS = 0.1
-_WORK_PER_CHUNK = 5_000_000
-"""Ops plus edges per chunk: some 20 ms of simulation."""
+_WORK_PER_CHUNK = 1_000_000
+"""Ops plus edges per chunk: some 5 ms of simulation, 50 to 100 ms where events must be queued."""
 _CHUNKS_PER_BUDGET = 200
 
 

@@ -19,8 +19,8 @@ from doppler.schedulers.search.chains import Chain
 from doppler.schedulers.search.local_search import improve
 from doppler.schedulers.search.state import BEST
 
-_HISTORY_PER_UNIT = 50
-_SHARE_OF_BUDGET = 50
+_HISTORY_PER_UNIT = 5
+_SHARE_OF_BUDGET = 300
 """A history longer than the budget over this would not let the search come to rest."""
 
 
@@ -29,8 +29,8 @@ class LateAcceptance(SimulatedSearch):
     """Late-acceptance hill climbing: a placement is kept if it beats the one of some time ago.
 
     Args:
-        history: how many evaluations ago; None: 50 for each op or colocation group that may move,
-            but at most a fiftieth of a chain's evaluations.
+        history: how many evaluations ago; None: 5 for each op or colocation group that may move,
+            but at most 1/300 of a chain's evaluations.
 
     Raises:
         ConfigurationError: a history that is no whole number of at least 1.

@@ -23,8 +23,8 @@ from doppler.simulator.search import SearchTables, evaluate, make_search_scratch
 
 CRITICAL_EVERY = 128
 """Evaluations between two computations of the critical chain, each worth a few evaluations."""
-TRIES_PER_EVALUATION = 16
-"""Moves that change nothing cost no evaluation; a problem may have no others."""
+MOST_IDLE = 10_000
+"""Moves in a row that may change nothing, at no evaluation, before there seem to be no others."""
 
 
 @entry
@@ -49,15 +49,16 @@ def improve(t: SearchTables, hood: Neighbourhood, s: State, evaluations: int) ->
         keep_best(s, made)
         s.history[:] = s.values[CURRENT]
     critical = hood.chances[CRITICAL] > hood.chances[CRITICAL - 1]
-    tries = TRIES_PER_EVALUATION * evaluations if hood.chances[-1] > 0 else 0
-    while made < evaluations and tries > 0:
-        tries -= 1
+    idle = 0 if hood.chances[-1] > 0 else MOST_IDLE
+    while made < evaluations and idle < MOST_IDLE:
+        idle += 1
         if critical and s.counts[SINCE_CRITICAL] == 0:
             _find_critical(t, hood, s)
             s.counts[SINCE_CRITICAL] = CRITICAL_EVERY
         kind = pick_kind(hood, s)
         if not apply_move(hood, s, kind):
             continue
+        idle = 0
         makespan = evaluate(t, s.devices, s.order, scratch)
         s.tried[U(kind)] += 1
         current = s.values[CURRENT]

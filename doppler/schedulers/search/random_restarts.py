@@ -16,7 +16,8 @@ from doppler.schedulers.base import check_count
 from doppler.schedulers.search.base import SimulatedSearch, Space
 from doppler.schedulers.search.chains import Chain
 from doppler.schedulers.search.local_search import improve
-from doppler.schedulers.search.state import AGE, BEST, BEST_AGE, State, make_state
+from doppler.schedulers.search.restarting import RestartingChain
+from doppler.schedulers.search.state import State, make_state
 
 _PATIENCE_PER_UNIT = 20
 
@@ -48,59 +49,29 @@ class RandomRestarts(SimulatedSearch):
 
     def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""
-        patience = self.patience
+        problem, patience = run.problem, self.patience
         if patience is None:
-            units = max(1, len(space.hood.movable))
-            patience = _PATIENCE_PER_UNIT * units * run.problem.num_devices
-        return RestartingChain(run, space, seed, patience)
+            patience = _PATIENCE_PER_UNIT * max(1, len(space.hood.movable)) * problem.num_devices
+        rng = np.random.default_rng((seed, 1))  # `seed` alone drew where the first climb begins
+
+        def again() -> HillClimb:
+            devices = rng.integers(0, problem.num_devices, problem.num_ops)
+            order, seed = space.order, int(rng.integers(0, 2**63))
+            return HillClimb(space, make_state(space.hood, problem.conform(devices), order, seed))
+
+        return RestartingChain(HillClimb(space, space.state(run, seed)), again, patience)
 
 
-class RestartingChain:
-    """Climbs one after the other (a `Chain`).
+class HillClimb:
+    """One climb.
 
     Args:
-        run, space, seed: as in `SimulatedSearch.make_chain`.
-        patience: evaluations.
+        space: what is searched.
+        state: where the climb begins.
     """
 
-    def __init__(self, run: Run, space: Space, seed: int, patience: int) -> None:
-        self._space, self._problem, self._patience = space, run.problem, patience
-        self._rng = np.random.default_rng((seed, 1))  # `seed` alone drew where it begins
-        self.climb = space.state(run, seed)
-        self.restarts = 0
-        self._best = self.climb
+    def __init__(self, space: Space, state: State) -> None:
+        self._space, self.state = space, state
 
-    @property
-    def makespan(self) -> float:
-        return float(self._best.values[BEST])
-
-    @property
-    def devices(self) -> np.ndarray:
-        return self._best.best_devices
-
-    @property
-    def order(self) -> np.ndarray | None:
-        return self._best.best_order if len(self._best.best_order) else None
-
-    def advance(self, fraction: float, evaluations: int) -> int:
-        made = 0
-        while made < evaluations:
-            counts = self.climb.counts
-            left = self._patience - (counts[AGE] - counts[BEST_AGE])
-            if left <= 0:
-                self.climb = self._restart()
-                continue
-            wanted = min(int(left), evaluations - made)
-            done = int(improve(self._space.tables, self._space.hood, self.climb, wanted))
-            made += done
-            if self.climb.values[BEST] < self._best.values[BEST]:
-                self._best = self.climb
-            if done < wanted:
-                break
-        return made
-
-    def _restart(self) -> State:
-        self.restarts += 1
-        problem, space = self._problem, self._space
-        devices = problem.conform(self._rng.integers(0, problem.num_devices, problem.num_ops))
-        return make_state(space.hood, devices, space.order, int(self._rng.integers(0, 2**63)))
+    def advance(self, evaluations: int) -> int:
+        return int(improve(self._space.tables, self._space.hood, self.state, evaluations))

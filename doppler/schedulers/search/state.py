@@ -89,6 +89,13 @@ def make_state(
     )
 
 
+def return_to_best(s: State) -> None:
+    """Makes the best placement so far the current one."""
+    s.devices[:], s.order[:] = s.best_devices, s.best_order
+    s.position[s.order] = np.arange(len(s.order))
+    s.values[CURRENT] = s.values[BEST]
+
+
 @inlined
 def uniform(s: State) -> float:
     """A random number in [0, 1): Marsaglia's xorshift64 (Journal of Statistical Software, 2003)."""
