@@ -68,7 +68,8 @@ def schedule(
 
     Returns:
         The placement. Ctrl-C ends a search early: its best so far has `interrupted` in the `info`.
-        Curves in the `info` have at most `MOST_POINTS` points.
+        Its `info` can be written to a file: curves have at most `MOST_POINTS` points, and infinite
+        makespans, of what does not fit in memory, are None.
 
     Raises:
         ConfigurationError: a start for a scheduler that cannot use one.
@@ -78,8 +79,8 @@ def schedule(
     if start is not None:
         need_anytime(scheduler, "start")
     if not isinstance(scheduler, AnytimeScheduler):
-        return scheduler.schedule(problem, judge, rng)
-    if progress is None:
+        placement = scheduler.schedule(problem, judge, rng)
+    elif progress is None:
         placement = scheduler.schedule(problem, judge, rng, start=start)
     else:
         bound = lower_bounds(problem).best
@@ -89,8 +90,15 @@ def schedule(
                 advance(int(100 * run.fraction), run_note(run, bound))
 
             placement = scheduler.schedule(problem, judge, rng, start=start, watch=watch)
-    curves = {k: thinned(v) for k, v in placement.info.items() if k in ("curve", "free_curve")}
-    return Placement(placement.devices, placement.order, {**placement.info, **curves})
+    info = {key: kept(key, value) for key, value in placement.info.items()}
+    return Placement(placement.devices, placement.order, info)
+
+
+def kept(key: str, value: Any) -> Any:
+    """An entry of the `info` as files have it: short curves, None for infinite makespans."""
+    if key in ("curve", "free_curve"):
+        return thinned(value)
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def run_note(run: Run, bound: float) -> str:

@@ -14,7 +14,14 @@ import pytest
 from doppler import Placement, PlacementProblem
 from doppler.schedulers import CpSat, SimulatedAnnealing
 from scripts import evaluate, place, searching, train
-from scripts.searching import MOST_POINTS, format_count, gap_percent, thinned, with_budget
+from scripts.searching import (
+    MOST_POINTS,
+    format_count,
+    gap_percent,
+    kept,
+    thinned,
+    with_budget,
+)
 
 Command = Callable[..., int]
 ANNEALING = ["problem=uneven.json", "scheduler=annealing"]
@@ -273,6 +280,13 @@ def test_curves_are_thinned_to_their_first_and_last_points() -> None:
     assert kept[0] is curve[0]
     assert kept[-1] is curve[-1]
     assert (np.diff([point[1] for point in kept]) > 0).all()
+
+
+def test_what_no_json_file_can_hold_is_none() -> None:
+    assert kept("work_conserving_makespan", np.inf) is None
+    assert kept("work_conserving_makespan", 2.0) == 2.0
+    assert kept("optimum", "gap") == "gap"
+    assert len(kept("free_curve", [(0.0, 1.0, 1.0)] * 2000)) == MOST_POINTS
 
 
 def test_counts_and_gaps_are_short() -> None:
