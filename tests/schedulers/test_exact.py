@@ -244,6 +244,12 @@ def test_proven_results_are_reproducible(choose: str) -> None:
         np.testing.assert_array_equal(again.order, first.order)
 
 
+def test_a_proof_by_racing_threads_is_not_called_reproducible() -> None:
+    problem = random_problem(14, 3, 5, 0.4, alike=False)
+    info = CpSat(steady=0.0, num_workers=2).schedule(problem, Simulator(problem), rng()).info
+    assert info["method"] == "placement" and not info["reproducible"]
+
+
 def test_a_short_budget_gives_a_gap() -> None:
     problem = random_problem(60, 4, 1, 0.5, alike=False)
     simulator = Simulator(problem)
