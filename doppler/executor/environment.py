@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,31 @@ from typing import Any
 import torch
 
 
-def describe_environment(backend: str, num_devices: int) -> dict[str, Any]:
+def describe_environment(
+    backend: str, num_devices: int, device_names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Names the machine, the software and its settings.
 
     Args:
         backend: executor backend, for example "cpu".
         num_devices: devices of the executor.
+        device_names: what the devices are; None: `num_devices` times this machine's CPU.
 
     Returns:
         JSON values; an entry that cannot be read here is None.
     """
+    if device_names is None:
+        device_names = [_cpu_model() or "CPU"] * num_devices
     return {
         "backend": backend,
         "num_devices": num_devices,
+        "device_names": list(device_names),
         "threads_per_device": 1,
+        "torch_threads": torch.get_num_threads(),
         "cpu_model": _cpu_model(),
         "architecture": platform.machine(),
         "num_cpus": num_usable_cpus(),
+        "affinity": _affinity(),
         "governor": _governor(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": platform.system(),
@@ -43,6 +52,13 @@ def num_usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _affinity() -> list[int] | None:
+    """Numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return None
 
 
 def _cpu_model() -> str | None:
