@@ -13,7 +13,9 @@ import pytest
 
 from doppler import Placement, PlacementProblem
 from doppler.schedulers import CpSat, SimulatedAnnealing
+from doppler.simulator import Simulator
 from scripts import evaluate, place, searching, train
+from scripts.place_report import describe
 from scripts.searching import (
     MOST_POINTS,
     format_count,
@@ -134,8 +136,9 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     interrupted: None,
 ) -> None:
-    assert command(place, *ANNEALING, "start=p.json", "budget_s=60") == 2  # there is none yet
-    assert command(place, *ANNEALING, "budget_s=60", "output=p.json", "curve=c.png") == 130
+    assert command(place, "problem=uneven.json", "output=first.json") == 0
+    more = ["budget_s=60", "output=p.json", "curve=c.png"]
+    assert command(place, *ANNEALING, "start=first.json", *more) == 130
     printed = capsys.readouterr()
     path = tmp_path / "p.json"
     assert printed.err.endswith("interrupted\n")
@@ -146,7 +149,7 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_go_on(
     assert first["seconds"] < 30
     *options, last = printed.out.splitlines()[-1].split("scripts/place.py ")[1].split()
     assert last == f"start={path}"
-    assert options == [*ANNEALING, "budget_s=60", "output=p.json", "curve=c.png"]
+    assert options == [*ANNEALING, *more]
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     options[options.index("budget_s=60")] = "budget_evals=200"
@@ -214,6 +217,29 @@ def test_the_result_says_what_was_found_and_proven(
         proven = info["simulated_makespan"] <= info["bound"] * (1 + 1e-6)
         assert ("optimal: no schedule is shorter, proven" in text) == proven
         assert "optimal" in text or "proven" in text
+
+
+@pytest.mark.parametrize(
+    ("proof", "text"),
+    [
+        (
+            {"optimum": "optimal", "free_makespan": 20.0, "bound": 20.0, "gap": 0.0},
+            "no schedule is",
+        ),
+        ({"optimum": "optimal", "free_makespan": 16.0, "bound": 16.0, "gap": 0.0}, "takes 16.00 s"),
+        ({"optimum": "gap", "free_makespan": 20.0, "bound": 16.0, "gap": 0.2}, "25.00 % more"),
+        ({"optimum": "gap", "free_makespan": None, "bound": 16.0, "gap": None}, "below 16.00 s"),
+    ],
+)
+def test_a_proven_bound_is_the_one_that_counts(
+    uneven: PlacementProblem, proof: dict[str, Any], text: str
+) -> None:
+    info = {"scheduler": "x", "simulated_makespan": 20.0, "evaluations": 1, "seconds": 0.1}
+    first, *others = describe(Simulator(uneven), Placement([2] * 8, None, {**info, **proof}))
+    gap = 100 * (20 / proof["bound"] - 1)
+    assert f"lower bound {proof['bound']:.2f} s (gap to bound {gap:.2f} %)" in first
+    assert len(others) == 1
+    assert text in others[0]
 
 
 def test_every_job_of_a_sweep_writes_files_of_its_own(
