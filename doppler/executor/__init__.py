@@ -3,9 +3,11 @@
 from doppler.executor.base import Executable, Executor
 from doppler.executor.calibration import calibrate
 from doppler.executor.cpu import CpuExecutor
-from doppler.executor.dispatcher import Dispatcher, DispatchPlan, HopTask, OpTask
+from doppler.executor.dispatcher import Dispatcher
+from doppler.executor.emulated import EmulatedExecutor, Lateness
 from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask
 from doppler.executor.profile import CopyTiming, KernelTiming, Profile
 from doppler.executor.result_check import ResultCheck
 
@@ -14,10 +16,12 @@ __all__ = [
     "CpuExecutor",
     "DispatchPlan",
     "Dispatcher",
+    "EmulatedExecutor",
     "Executable",
     "Executor",
     "HopTask",
     "KernelTiming",
+    "Lateness",
     "Measurement",
     "OpTask",
     "Profile",

@@ -95,14 +95,17 @@ class Executor(ABC):
         seed: of `choose=random`.
         input_seed: of the workload's input tensors.
         timeout_s: a run that takes longer is given up. [s]
+        execution: work_conserving or bulk_synchronous, as in the simulator.
 
     Raises:
-        ConfigurationError: an unknown network or rule, or an impossible number.
+        ConfigurationError: an unknown network, rule or execution, or an impossible number.
         InvalidProblemError: `problem` is not about this workload's graph or these devices.
     """
 
     backend = "abstract"
     default_topology = "cpu"
+    computes = True
+    """Whether runs have results, which `check` can look at."""
 
     def __init__(
         self,
@@ -115,8 +118,9 @@ class Executor(ABC):
         seed: int = 0,
         input_seed: int = 0,
         timeout_s: float = 120.0,
+        execution: str = "work_conserving",
     ) -> None:
-        check_rules(network, choose)
+        check_rules(network, choose, execution)
         self.workload = workload
         self.num_devices = whole_number(num_devices, "num_devices", 1)
         number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
@@ -127,6 +131,7 @@ class Executor(ABC):
             )
         self.network = network
         self.choose = choose
+        self.execution = execution
         self.seed = seed
         self.input_seed = input_seed
         self.timeout_s = timeout_s
@@ -197,7 +202,7 @@ class Executor(ABC):
         with self._serial:
             schedules = self._measure_rounds(plans, repeats, warmup, progress)
         environment = self.environment()
-        return [Measurement.from_schedules(runs, environment) for runs in schedules]
+        return [Measurement.from_schedules(runs, environment, warmup) for runs in schedules]
 
     def _measure_rounds(
         self, plans: list[DispatchPlan], repeats: int, warmup: int, progress: Progress | None
@@ -288,8 +293,13 @@ class Executor(ABC):
             network=self.network,
             choose=self.choose,
             seed=self.seed,
-            keep=self.workload.output_ops,
+            keep=self._kept(),
+            execution=self.execution,
         )
+
+    def _kept(self) -> Sequence[int]:
+        """Ops whose output is read after the run."""
+        return self.workload.output_ops
 
     def _check_problem(self, problem: PlacementProblem) -> None:
         graph = self.workload.graph
@@ -298,8 +308,15 @@ class Executor(ABC):
                 f"problem {problem.name!r} has {problem.num_devices} devices, but this executor "
                 f"has {self.num_devices}"
             )
-        if problem.graph is not graph and not (
-            problem.num_ops == graph.num_ops and np.array_equal(problem.graph.edges, graph.edges)
+        if problem.graph is graph:
+            return
+        # Ops for inputs with a place of their own come after the workload's.
+        more = np.arange(problem.num_ops) >= graph.num_ops
+        edges = problem.graph.edges[problem.graph.edges[:, 0] < graph.num_ops]
+        if not (
+            problem.num_ops >= graph.num_ops
+            and np.array_equal(problem.is_input_op, more)
+            and np.array_equal(edges, graph.edges)
         ):
             raise InvalidProblemError(
                 f"problem {problem.name!r} is not about the graph of workload "

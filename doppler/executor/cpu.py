@@ -3,62 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from doppler.errors import CapacityError, ExecutionError
+from doppler.errors import CapacityError, ExecutionError, InvalidProblemError
+from doppler.executor.affinity import choose_cpus
 from doppler.executor.base import Executable, Executor
-from doppler.executor.dispatcher import Dispatcher, DispatchPlan, HopTask, OpTask, Task
+from doppler.executor.dispatcher import Dispatcher
 from doppler.executor.lanes import Crew, Lane
+from doppler.executor.memories import EndpointMemory
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
+from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
 
 JOIN_SECONDS = 5.0
 """How long the end of a failed run or of the executor waits for kernels that still run. [s]"""
-
-
-class EndpointMemory:
-    """One device's (or host's) own tensors: input tiles, outputs and arrived copies.
-
-    Args:
-        inputs: copied, so that no two devices share a page.
-
-    Attributes:
-        tensors: by key: op id for an op's output, ~tile (negative) for an input tile, and
-            (op, target) for a tensor that a host passes on.
-    """
-
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self.tensors: dict[Any, torch.Tensor] = {
-            ~tile: tensor.clone() for tile, tensor in enumerate(inputs)
-        }
-        self._num_inputs = len(self.tensors)
-        self._buffers: dict[torch.Size, list[torch.Tensor]] = {}
-
-    def take_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """A buffer for an arriving tensor, from an earlier arrival of that shape if there is one.
-
-        Fresh pages would cost more than the copy into them.
-        """
-        buffers = self._buffers.get(like.shape)
-        if buffers:
-            return buffers.pop()
-        return torch.empty(like.shape, dtype=like.dtype)
-
-    def give_buffer(self, buffer: torch.Tensor) -> None:
-        self._buffers.setdefault(buffer.shape, []).append(buffer)
-
-    def clear(self) -> None:
-        """Drops everything but the input tiles and the idle buffers."""
-        if len(self.tensors) > self._num_inputs:
-            self.tensors = {
-                key: tensor
-                for key, tensor in self.tensors.items()
-                if isinstance(key, int) and key < 0
-            }
+LOOK_SECONDS = 0.2
+"""How often a waiting run looks whether its threads live. [s]"""
 
 
 class CpuExecutor(Executor):
@@ -69,14 +33,32 @@ class CpuExecutor(Executor):
     dispatcher thread: the thread that finishes a task takes its end in and hands out what starts
     now, under one lock, which saves a hand-off per op. The caller's thread only waits.
     Other settings of the process, torch's threads among them, stay as they are; garbage collection
-    is paused during a run. See `Executor` for the arguments.
+    is paused during a run.
+
+    Inputs with a place of their own (`PlacementProblem.with_explicit_inputs`) are read where they
+    are and move over links; the input op stands for the tile that exactly its consumers read.
+
+    Args:
+        workload: see `Executor`.
+        num_devices: see `Executor`.
+        pin_cores: bind each device's thread to a CPU of its own, copies staying free: True, False,
+            or "auto", which does so if there are more cores than devices.
+        **options: as for `Executor`.
     """
 
     backend = "cpu"
     default_topology = "cpu"
 
-    def __init__(self, workload: Executable, num_devices: int, **options: Any) -> None:
+    def __init__(
+        self,
+        workload: Executable,
+        num_devices: int,
+        *,
+        pin_cores: bool | str = "auto",
+        **options: Any,
+    ) -> None:
         super().__init__(workload, num_devices, **options)
+        self._cpus = choose_cpus(self.num_devices, pin_cores)
         self.operand_keys = [
             tuple(index if kind == "op" else ~index for kind, index in operands)
             for operands in workload.operands
@@ -89,6 +71,10 @@ class CpuExecutor(Executor):
         self._crew: Crew | None = None
         self._closed = False
 
+    def environment(self) -> dict[str, Any]:
+        """As for `Executor`, with the CPU that each device is bound to, None where none is."""
+        return {**super().environment(), "pinned_cpus": self._cpus}
+
     def close(self) -> None:
         with self._serial:  # a run of another thread ends first
             self._closed = True
@@ -99,13 +85,19 @@ class CpuExecutor(Executor):
         self._dismiss_crew()
 
     def _execute(self, plan: DispatchPlan, outputs: dict[int, torch.Tensor] | None) -> Schedule:
+        placed = self._placed_tiles(plan.problem)
         crew = self._ensure_crew(plan)
-        run = _CpuRun(self, plan, crew, self._memories)
+        run = _CpuRun(self, plan, crew, self._memories, placed)
         try:
             run.wait(self.timeout_s)
-        except BaseException:  # a failed run, and Ctrl-C while waiting
+        except BaseException as error:  # a failed run, and Ctrl-C while waiting
             run.abandon()
-            self._dismiss_crew()
+            stuck = self._dismiss_crew()
+            if stuck and isinstance(error, ExecutionError):
+                raise ExecutionError(
+                    f"{error}; threads that are stuck in their kernel and end with it: "
+                    f"{', '.join(stuck)}"
+                ) from error
             raise
         if outputs is not None:
             for op in self.workload.output_ops:
@@ -118,7 +110,7 @@ class CpuExecutor(Executor):
         if self._closed or self._inputs is None:
             raise ExecutionError(f"the executor of {self.workload.name!r} is closed")
         if self._crew is None:
-            self._crew = Crew(self.num_devices)
+            self._crew = Crew(self.num_devices, self._cpus)
             self._memories = [EndpointMemory(self._inputs) for _ in range(self.num_devices)]
         while len(self._memories) < plan.problem.topology.num_endpoints:
             self._memories.append(EndpointMemory(()))  # hosts only pass tensors on
@@ -127,11 +119,47 @@ class CpuExecutor(Executor):
                 self._crew.prepare_link(link)
         return self._crew
 
-    def _dismiss_crew(self) -> None:
-        """Ends the threads and drops the memories, which a stuck kernel may still write to."""
+    def _dismiss_crew(self) -> list[str]:
+        """Ends the threads and drops the memories, which a stuck kernel may still write to.
+
+        Returns:
+            Names of threads that are still inside a kernel.
+        """
         crew, self._crew, self._memories = self._crew, None, []
-        if crew is not None:
-            crew.stop(JOIN_SECONDS)
+        return [] if crew is None else crew.stop(JOIN_SECONDS)
+
+    def _placed_tiles(self, problem: PlacementProblem) -> dict[int, int]:
+        """The input tile that each input op stands for.
+
+        Raises:
+            InvalidProblemError: an input op that the workload computes, or no tile of that size is
+                read by exactly the op's consumers.
+        """
+        graph, placed = problem.graph, {}
+        if not problem.is_input_op.any():
+            return {}
+        readers: dict[int, set[int]] = {}
+        for op, operands in enumerate(self.workload.operands):
+            for kind, index in operands:
+                if kind == "input":
+                    readers.setdefault(index, set()).add(op)
+        for op in np.flatnonzero(problem.is_input_op).tolist():
+            consumers = set(graph.successors(op).tolist())
+            size = None if graph.output_bytes is None else float(graph.output_bytes[op])
+            for tile in sorted(readers):
+                fits = size is None or self._inputs is None or size == self._inputs[tile].nbytes
+                if op >= self.workload.graph.num_ops and readers[tile] == consumers and fits:
+                    placed[op] = tile
+                    del readers[tile]
+                    break
+            else:
+                raise InvalidProblemError(
+                    f"problem {problem.name!r}, input op {op} ({graph.op_name(op)}): no other "
+                    f"input tile of workload {self.workload.name!r} "
+                    f"{'' if size is None else f'has {size:g} B and '}is read by exactly the ops "
+                    f"{sorted(consumers)}"
+                )
+        return placed
 
 
 class _CpuRun:
@@ -143,11 +171,21 @@ class _CpuRun:
         plan: DispatchPlan,
         crew: Crew,
         memories: list[EndpointMemory],
+        placed: dict[int, int],
     ) -> None:
         self._executor = executor
         self._plan = plan
         self._crew = crew
         self._memories = memories
+        self._operand_keys = executor.operand_keys
+        if placed:
+            op_of = {~tile: op for op, tile in placed.items()}
+            self._operand_keys = [
+                tuple(op_of.get(key, key) for key in keys) for keys in executor.operand_keys
+            ]
+        for op, tile in placed.items():
+            tensors = memories[plan.device_of[op]].tensors
+            tensors[op] = tensors[~tile]
         self._dispatcher = Dispatcher(plan)
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -165,15 +203,22 @@ class _CpuRun:
             ExecutionError: a task failed, or the time is over.
         """
         self._zero = perf_counter()
+        for op in self._plan.input_ops:
+            self._start[op] = self._finish[op] = self._zero
         with self._lock:
             self._hand_out(self._dispatcher.begin(self._zero))
-        in_time = self._over.wait(timeout_s)
+        deadline = monotonic() + timeout_s
+        in_time = False
+        while not in_time and (left := deadline - monotonic()) > 0:
+            self._check_threads()
+            in_time = self._over.wait(min(left, LOOK_SECONDS))
         if self._failure is not None:
             task, error = self._failure
             if isinstance(error, CapacityError):
                 raise error
+            what = "ran out of memory" if _is_out_of_memory(error) else "failed"
             raise ExecutionError(
-                f"{self._describe(task)} failed: {type(error).__name__}: {error}"
+                f"{self._describe(task)} {what}: {type(error).__name__}: {error}"
             ) from error
         if not in_time:
             with self._lock:
@@ -191,25 +236,36 @@ class _CpuRun:
 
     def schedule(self) -> Schedule:
         """What the threads recorded, in seconds from the start of the run."""
-        plan = self._plan
-        hops = [hop for hop, _, _ in self._hops]
-        times = np.array([(start, finish) for _, start, finish in self._hops]).reshape(-1, 2)
-        return Schedule(
-            problem=plan.problem,
-            devices=plan.devices,
-            start=np.array(self._start) - self._zero,
-            finish=np.array(self._finish) - self._zero,
-            transfer_ops=np.array([hop.op for hop in hops], np.int64),
-            transfer_targets=np.array([hop.target for hop in hops], np.int64),
-            transfer_links=np.array([hop.link for hop in hops], np.int64),
-            transfer_start=times[:, 0] - self._zero,
-            transfer_finish=times[:, 1] - self._zero,
-            network=plan.network,
-            choose=plan.choose,
-            order=plan.order,
+        zero = self._zero
+        return self._plan.schedule(
+            np.array(self._start) - zero,
+            np.array(self._finish) - zero,
+            [(hop, start - zero, finish - zero) for hop, start, finish in self._hops],
             origin="measured",
             peak_bytes=self._dispatcher.peak_bytes,
         )
+
+    def _check_threads(self) -> None:
+        """Raises `ExecutionError` if a thread that this run needs has ended."""
+        plan, crew = self._plan, self._crew
+        dead, broken = crew.dead_devices(), crew.dead_links()
+        if not (dead or broken):
+            return
+        with self._lock:
+            tasks: list[Task] = self._dispatcher.running
+        tasks = tasks + list(plan.op_tasks)  # a device without a running op: name its first one
+        if not self._over.is_set():
+            for task in tasks:
+                if isinstance(task, OpTask) and task.device in dead:
+                    raise ExecutionError(
+                        f"{self._describe(task)} cannot go on: the device is gone, its worker "
+                        "thread has ended"
+                    )
+                if isinstance(task, HopTask) and task.link in broken:
+                    raise ExecutionError(
+                        f"{self._describe(task)} cannot go on: the thread of link {task.link} has "
+                        "ended"
+                    )
 
     def run_op(self, task: OpTask, lane: Lane) -> None:
         """Job of a device lane."""
@@ -219,7 +275,7 @@ class _CpuRun:
         try:
             tensors = self._memories[task.device].tensors
             start = perf_counter()
-            operands = [tensors[key] for key in self._executor.operand_keys[op]]
+            operands = [tensors[key] for key in self._operand_keys[op]]
             output = self._executor.runners[op](operands)
             if self._executor.aliasing[op] is not False:
                 output = self._own(op, output, operands)
@@ -303,13 +359,14 @@ class _CpuRun:
         self._over.set()
 
     def _describe(self, task: Task) -> str:
-        problem = self._plan.problem
-        topology, name = problem.topology, problem.graph.op_name(task.op)
-        if isinstance(task, OpTask):
-            kernel = self._executor.workload.kernels[task.op].signature
-            device = topology.devices[task.device].name
-            return f"op {task.op} ({name}), kernel {kernel!r}, on device {task.device} ({device})"
-        return (
-            f"transfer of op {task.op} ({name}) from {topology.endpoint_name(task.source)} to "
-            f"{topology.endpoint_name(task.destination)}"
-        )
+        kernels = self._executor.workload.kernels
+        if isinstance(task, OpTask) and task.op < len(kernels):
+            return self._plan.describe(task, kernels[task.op].signature)
+        return self._plan.describe(task)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch's allocator raises a RuntimeError where Python has its MemoryError."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )

@@ -9,198 +9,14 @@ schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
-from doppler.problem import PlacementProblem
-from doppler.schedule.networks import NETWORKS, link_channels
-from doppler.simulator.simulator import CHOOSE_RULES, choose_ranks
+from doppler.errors import CapacityError
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task, Transfer, check_rules
 
-
-def check_rules(network: str, choose: str) -> None:
-    """Raises `ConfigurationError` if a network model or a choose rule is unknown."""
-    for label, value, known in (("network", network, NETWORKS), ("choose", choose, CHOOSE_RULES)):
-        if value not in known:
-            raise ConfigurationError(f"{label} {value!r} is unknown; known: {', '.join(known)}")
-
-
-class OpTask:
-    """Run one op on its device."""
-
-    __slots__ = ("device", "op")
-
-    def __init__(self, op: int, device: int) -> None:
-        self.op = op
-        self.device = device
-
-
-class HopTask:
-    """Move the output of `op`, on its way to device `target`, over one link.
-
-    `source` and `destination` are endpoints (devices, then hosts); `position` counts the hops of a
-    route and `last` says that the tensor arrives at `target`.
-    """
-
-    __slots__ = ("destination", "last", "link", "op", "position", "source", "target", "transfer")
-
-    def __init__(self, transfer: Transfer, position: int, ends: tuple[int, int]) -> None:
-        self.transfer = transfer
-        self.op = transfer.op
-        self.target = transfer.target
-        self.position = position
-        self.link = transfer.route[position]
-        self.source, self.destination = ends
-        self.last = position == len(transfer.route) - 1
-
-
-class Transfer:
-    """One tensor to one destination device, whatever the number of its consumers there."""
-
-    __slots__ = ("consumers", "copy", "hops", "op", "rank", "route", "target")
-
-    def __init__(
-        self, op: int, target: int, copy: int, route: tuple[int, ...], link_ends: np.ndarray
-    ) -> None:
-        self.op = op
-        self.target = target
-        self.copy = copy
-        self.route = route
-        self.consumers: list[int] = []
-        self.rank = 0.0
-        self.hops = [
-            HopTask(self, position, (int(link_ends[link, 0]), int(link_ends[link, 1])))
-            for position, link in enumerate(route)
-        ]
-
-
-Task = OpTask | HopTask
-
-
-class DispatchPlan:
-    """What is known of a placed graph before it runs.
-
-    A *copy* is a tensor on a device: copy `op` is the output of `op` on its own device, and every
-    transfer has one more copy, at its destination.
-
-    Args:
-        problem: graph, topology and costs; the costs matter to `choose=b_level` only.
-        devices: a device per op. # (num_ops,)
-        order: the placement's order, needed under `choose=given`. # (num_ops,)
-        network: one of `NETWORKS`.
-        choose: one of `CHOOSE_RULES`.
-        seed: of `choose=random`.
-        keep: ops whose output stays on its own device to the end, because somebody reads it then.
-
-    Raises:
-        ConfigurationError: unknown network or rule, or inputs with a place of their own.
-        InvalidPlacementError: a placement or an order that does not fit or breaks the problem's
-            constraints, or no order under `given`.
-    """
-
-    def __init__(
-        self,
-        problem: PlacementProblem,
-        devices: object,
-        order: object | None = None,
-        *,
-        network: str = "serial_links",
-        choose: str = "fifo",
-        seed: int = 0,
-        keep: Iterable[int] = (),
-    ) -> None:
-        check_rules(network, choose)
-        if problem.has_implicit_inputs or problem.is_input_op.any():
-            raise ConfigurationError(
-                f"problem {problem.name!r}: executors hold every input on every device; inputs "
-                "with a place of their own can only be simulated"
-            )
-        self.problem = problem
-        self.network = network
-        self.choose = choose
-        self.devices = problem.check_placement(devices)
-        self.order = None if order is None else problem.check_order(order)
-        self.ranks = self._op_ranks(seed)
-        self.keep = frozenset(keep)
-        self.channels = link_channels(problem.topology, network)
-        self.links_of_channel: list[list[int]] = [
-            [] for _ in range(1 + max((c for row in self.channels for c in row), default=-1))
-        ]
-        for link, channels in enumerate(self.channels):
-            for channel in channels:
-                self.links_of_channel[channel].append(link)
-        self._connect()
-        self._count_uses()
-
-    def copy_place(self, copy: int) -> tuple[int, int]:
-        """(op, device) of a tensor copy."""
-        if copy < self.num_ops:
-            return copy, self.device_of[copy]
-        transfer = self.transfers[copy - self.num_ops]
-        return transfer.op, transfer.target
-
-    def _op_ranks(self, seed: int) -> list[float] | None:
-        """Priority of each op, most urgent lowest; None under `fifo`, where time decides."""
-        if self.choose == "fifo":
-            return None
-        if self.choose != "given":
-            return choose_ranks(self.problem, self.choose, seed).tolist()
-        if self.order is None:
-            raise InvalidPlacementError(
-                f"problem {self.problem.name!r}: choose=given needs a placement with an order"
-            )
-        ranks = np.empty(self.problem.num_ops)
-        ranks[self.order] = np.arange(self.problem.num_ops)
-        return ranks.tolist()
-
-    def _connect(self) -> None:
-        """Splits every op's consumers into local ones and one transfer per other device."""
-        graph, topology = self.problem.graph, self.problem.topology
-        self.num_ops = graph.num_ops
-        self.device_of: list[int] = self.devices.tolist()
-        self.missing: list[int] = graph.in_degrees.tolist()
-        self.op_tasks = [OpTask(op, device) for op, device in enumerate(self.device_of)]
-        self.local_consumers: list[list[int]] = [[] for _ in range(self.num_ops)]
-        self.outgoing: list[list[Transfer]] = [[] for _ in range(self.num_ops)]
-        self.transfers: list[Transfer] = []
-        self.consumed_copies: list[list[int]] = [[] for _ in range(self.num_ops)]
-        for op, source in enumerate(self.device_of):
-            by_target: dict[int, Transfer] = {}
-            for consumer in graph.successors(op).tolist():
-                target = self.device_of[consumer]
-                if target == source:
-                    self.local_consumers[op].append(consumer)
-                    self.consumed_copies[consumer].append(op)
-                    continue
-                if target not in by_target:
-                    copy = self.num_ops + len(self.transfers)
-                    route = topology.routes[source][target]
-                    by_target[target] = Transfer(op, target, copy, route, topology.link_ends)
-                    self.transfers.append(by_target[target])
-                by_target[target].consumers.append(consumer)
-                self.consumed_copies[consumer].append(by_target[target].copy)
-            self.outgoing[op] = [by_target[target] for target in sorted(by_target)]
-        if self.ranks is not None:
-            for transfer in self.transfers:
-                transfer.rank = min(self.ranks[consumer] for consumer in transfer.consumers)
-
-    def _count_uses(self) -> None:
-        """How many readers each copy has; it is freed when the last of them is done.
-
-        Outputs that serve nobody are results and stay.
-        """
-        self.uses = [
-            len(local) + len(outgoing)
-            for local, outgoing in zip(self.local_consumers, self.outgoing, strict=True)
-        ]
-        self.uses += [len(transfer.consumers) for transfer in self.transfers]
-        for op in self.keep:
-            self.uses[op] += 1
-        graph = self.problem.graph
-        self.output_bytes = [] if graph.output_bytes is None else graph.output_bytes.tolist()
-        self.capacity: list[float] = self.problem.topology.memory_bytes.tolist()
+__all__ = ["DispatchPlan", "Dispatcher", "HopTask", "OpTask", "Task", "Transfer", "check_rules"]
 
 
 class Dispatcher:
@@ -229,6 +45,10 @@ class Dispatcher:
         self._woken_devices: list[int] = []
         self._network = _Network(plan)
         self._running: set[Task] = set()
+        # Of a bulk-synchronous run: which level it is at, and how many of the ops or, once these
+        # are done, of the transfers of this level have not finished.
+        self._level = 0
+        self._level_left = len(plan.levels[0]) if plan.levels else 0
 
     @property
     def done(self) -> bool:
@@ -251,10 +71,19 @@ class Dispatcher:
         return np.array(self._peak_bytes) if self._peak_bytes else None
 
     def begin(self, now: float) -> list[Task]:
-        """Makes the entry ops ready and returns what starts."""
-        for op, missing in enumerate(self._missing):
-            if missing == 0:
+        """Takes in the inputs, makes the entry ops ready and returns what starts.
+
+        Raises:
+            CapacityError: as in `start_tasks`.
+        """
+        inputs = set(self.plan.input_ops)
+        for op, missing in enumerate(self.plan.missing):
+            if missing == 0 and op not in inputs:
                 self._make_ready(op, now)
+        for op in self.plan.input_ops:
+            self._occupy(op, self.plan.device_of[op])
+            self.unfinished -= 1
+            self._hand_over(op, now)
         return self.start_tasks()
 
     def on_op_finished(self, op: int, now: float) -> None:
@@ -265,10 +94,7 @@ class Dispatcher:
         device = plan.device_of[op]
         self._free_slots[device] += 1
         self._woken_devices.append(device)
-        for consumer in plan.local_consumers[op]:
-            self._satisfy(consumer, now)
-        for transfer in plan.outgoing[op]:
-            self._queue_hop(transfer.hops[0], now)
+        self._hand_over(op, now)
         for copy in plan.consumed_copies[op]:
             self._drop_use(copy)
 
@@ -280,6 +106,11 @@ class Dispatcher:
             self._queue_hop(hop.transfer.hops[hop.position + 1], now)
             return
         self._drop_use(hop.op)
+        if self.plan.levels:
+            self._level_left -= 1
+            if self._level_left == 0:
+                self._open_level(now)
+            return
         for consumer in hop.transfer.consumers:
             self._satisfy(consumer, now)
 
@@ -304,6 +135,37 @@ class Dispatcher:
                 self._occupy(hop.op, hop.target)
         self._running.update(started)
         return started
+
+    def _hand_over(self, op: int, now: float) -> None:
+        """Lets those who need an output have it or, bulk-synchronously, wait for its level."""
+        plan = self.plan
+        if plan.levels:
+            self._level_left -= 1
+            if self._level_left == 0:
+                self._exchange(now)
+            return
+        for consumer in plan.local_consumers[op]:
+            self._satisfy(consumer, now)
+        for transfer in plan.outgoing[op]:
+            self._queue_hop(transfer.hops[0], now)
+
+    def _exchange(self, now: float) -> None:
+        """Queues all transfers of the level whose last op has finished."""
+        sent = [t for op in self.plan.levels[self._level] for t in self.plan.outgoing[op]]
+        self._level_left = len(sent)
+        for transfer in sent:
+            self._queue_hop(transfer.hops[0], now)
+        if not sent:
+            self._open_level(now)
+
+    def _open_level(self, now: float) -> None:
+        """Makes all ops of the next level ready, for all that they need has arrived."""
+        self._level += 1
+        if self._level < len(self.plan.levels):
+            ops = self.plan.levels[self._level]
+            self._level_left = len(ops)
+            for op in ops:
+                self._make_ready(op, now)
 
     def _satisfy(self, consumer: int, now: float) -> None:
         self._missing[consumer] -= 1

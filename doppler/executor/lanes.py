@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 import torch
+
+from doppler.executor.affinity import allowed_cpus, bind_calling_thread
 
 _Job = tuple[Callable[[Any, "Lane"], None], Any]
 
@@ -34,16 +37,27 @@ def use_one_torch_thread() -> None:
 class Lane:
     """A daemon thread with a queue of jobs, on one torch thread and in inference mode.
 
-    A job is a pair (function, task); the lane calls `function(task, lane)`, which must not raise.
+    A job is a pair (function, task); the lane calls `function(task, lane)`, which must not raise:
+    the thread would die of it.
+
+    Args:
+        name: of the thread.
+        cpus: the CPUs it may use; None: those of the thread that starts it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cpus: set[int] | None = None) -> None:
         self.name = name
+        self._cpus = cpus
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._ready = threading.Event()
         self.put = self._queue.put
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread takes jobs."""
+        return self._thread.is_alive()
 
     def wait_until_ready(self) -> None:
         """Returns when the thread has its settings and waits for jobs."""
@@ -59,6 +73,9 @@ class Lane:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        if self._cpus is not None:
+            with suppress(OSError):  # the CPU was taken away since: an unbound lane works as well
+                bind_calling_thread(self._cpus)
         use_one_torch_thread()
         get = self._queue.get
         with torch.inference_mode():
@@ -75,15 +92,22 @@ class Crew:
 
     Under `contention_free` a link may carry several transfers at once and gets as many lanes as it
     ever needed; under the other networks it has one.
+
+    Args:
+        num_devices: how many device lanes.
+        cpus: a CPU for each of them; link lanes may use all. None: nobody is bound.
     """
 
-    def __init__(self, num_devices: int) -> None:
+    def __init__(self, num_devices: int, cpus: Sequence[int] | None = None) -> None:
+        # A link lane may be started by a lane that is bound: it must not inherit that.
+        self._free_cpus = None if cpus is None else allowed_cpus()
         self.devices: list[Lane] = []
         self.idle: dict[int, list[Lane]] = {}
         self._link_lanes: dict[int, list[Lane]] = {}
         try:
             for device in range(num_devices):
-                self.devices.append(Lane(f"doppler-device-{device}"))
+                bound = None if cpus is None else {cpus[device]}
+                self.devices.append(Lane(f"doppler-device-{device}", bound))
             for lane in self.devices:
                 lane.wait_until_ready()
         except BaseException:  # Ctrl-C included: nobody would stop these threads later
@@ -101,6 +125,18 @@ class Crew:
         idle = self.idle[link]
         return idle.pop() if idle else self._add_lane(link)
 
+    def dead_devices(self) -> list[int]:
+        """Devices whose thread has ended."""
+        return [device for device, lane in enumerate(self.devices) if not lane.alive]
+
+    def dead_links(self) -> list[int]:
+        """Links with a thread that has ended."""
+        return [
+            link
+            for link, lanes in self._link_lanes.items()
+            if not all(lane.alive for lane in lanes)
+        ]
+
     def stop(self, timeout: float) -> list[str]:
         """Ends all threads.
 
@@ -116,6 +152,6 @@ class Crew:
 
     def _add_lane(self, link: int) -> Lane:
         lanes = self._link_lanes.setdefault(link, [])
-        lane = Lane(f"doppler-link-{link}-{len(lanes)}")
+        lane = Lane(f"doppler-link-{link}-{len(lanes)}", self._free_cpus)
         lanes.append(lane)
         return lane

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from executor_fakes import random_graph
 
-from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
+from doppler.errors import (
+    CapacityError,
+    ConfigurationError,
+    InvalidPlacementError,
+    InvalidProblemError,
+)
 from doppler.executor import Dispatcher, DispatchPlan, HopTask, OpTask
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, fully_connected, make_topology
@@ -112,9 +117,11 @@ def test_constraints_and_inputs() -> None:
         DispatchPlan(pinned, np.zeros(n, int))
     DispatchPlan(pinned, np.r_[1, np.zeros(n - 1, int)])
     placed = replace(problem, inputs=(InputTensor("x", 1.0, (0,), 0),))
-    for refused in (placed, placed.with_explicit_inputs()):
-        with pytest.raises(ConfigurationError, match="can only be simulated"):
-            DispatchPlan(refused, np.zeros(refused.num_ops, int))
+    with pytest.raises(InvalidProblemError, match="with_explicit_inputs"):
+        DispatchPlan(placed, np.zeros(n, int))
+    DispatchPlan(placed.with_explicit_inputs(), np.zeros(n + 1, int))
+    with pytest.raises(ConfigurationError, match="execution 'lazy' is unknown"):
+        DispatchPlan(problem, np.zeros(n, int), execution="lazy")
 
 
 def line_problem(num_ops: int, edges: list, num_devices: int = 2, **options) -> PlacementProblem:
@@ -208,3 +215,45 @@ def test_wrong_options_and_placements_are_refused() -> None:
         DispatchPlan(problem, [0, 1], choose="given")
     with pytest.raises(InvalidPlacementError, match="op 1: device 2"):
         DispatchPlan(problem, [0, 2])
+
+
+def test_an_input_is_there_from_the_start_and_moves_once() -> None:
+    r"""The input x (op 3) is on device 0 and read there by 0, on device 1 by 1 and 2.
+
+        device 0   0:[0, 2]
+        link 0->1  x:[0, 1]
+        device 1           1:[1, 3] 2:[3, 5]
+    """  # fmt: skip
+    problem = replace(line_problem(3, []), inputs=(InputTensor("x", 4.0, (0, 1, 2), 0),))
+    explicit = problem.with_explicit_inputs()
+    # An input of 4 B takes 4 s over these links: make it 1.
+    costs = replace(explicit.cost_model, transfer_volume=np.ones(4))
+    explicit = replace(explicit, cost_model=costs)
+    plan = DispatchPlan(explicit, [0, 1, 1, 0])
+    assert plan.input_ops == [3]
+    ops, hops, dispatcher = drive(plan)
+    assert ops == {0: (0, 2), 1: (1, 3), 2: (3, 5)}
+    assert hops == {(3, 1, 0): (0, 1)}
+    assert dispatcher.done
+    # Both copies of the input die, at home when op 0 is done and on device 1 when op 2 is.
+    assert [plan.copy_place(copy) for copy in dispatcher.released] == [(3, 0), (3, 1)]
+    # Device 0: 4 of x and 8 of op 0; device 1: 4 of x, 8 of op 1 and 8 of op 2.
+    assert dispatcher.peak_bytes.tolist() == [12.0, 20.0]
+
+
+def test_bulk_synchronous_levels_wait_for_all_ops_and_transfers() -> None:
+    r"""Level 0: 0, 1 (device 0), 2 (device 1). Level 1: 3 <- 0, 1 (device 0); 4 <- 0, 2 (device 1).
+
+        device 0   0:[0, 2] 1:[2, 4]          3:[5, 7]
+        link 0->1                    0:[4, 5]
+        device 1   2:[0, 2]                   4:[5, 7]
+
+    Work-conserving, op 0 would be sent at 2, op 4 run from 3 and op 3 from 4.
+    """  # fmt: skip
+    problem = line_problem(5, [(0, 3), (1, 3), (0, 4), (2, 4)])
+    devices = [0, 0, 1, 0, 1]
+    ops, hops, dispatcher = drive(DispatchPlan(problem, devices, execution="bulk_synchronous"))
+    assert ops == {0: (0, 2), 1: (2, 4), 2: (0, 2), 3: (5, 7), 4: (5, 7)}
+    assert hops == {(0, 1, 0): (4, 5)} and dispatcher.done
+    ops, hops, _ = drive(DispatchPlan(problem, devices))
+    assert (ops[3], ops[4], hops[0, 1, 0]) == ((4, 6), (3, 5), (2, 3))
