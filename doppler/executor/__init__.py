@@ -2,6 +2,7 @@
 
 from doppler.executor.base import Executable, Executor
 from doppler.executor.calibration import calibrate
+from doppler.executor.contention import predict
 from doppler.executor.cpu import CpuExecutor
 from doppler.executor.dispatcher import Dispatcher
 from doppler.executor.emulated import EmulatedExecutor, Lateness
@@ -28,4 +29,5 @@ __all__ = [
     "ResultCheck",
     "calibrate",
     "describe_environment",
+    "predict",
 ]

@@ -9,7 +9,7 @@ timing a kernel on its own in a loop would all miss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.stats import theilslopes
@@ -19,9 +19,11 @@ from doppler.errors import ConfigurationError
 from doppler.executor.base import Executable, Executor, Progress
 from doppler.executor.cpu import CpuExecutor
 from doppler.executor.environment import describe_environment
-from doppler.executor.profile import MOST_FACTORS, CopyTiming, KernelTiming, Profile
+from doppler.executor.profile import Profile
+from doppler.executor.regression import kernel_sizes
 from doppler.executor.synthetic import empty_workload, relay_workload
-from doppler.executor.traces import dispatch_gaps, transfer_delays
+from doppler.executor.timings import MOST_FACTORS, CopyTiming, KernelTiming
+from doppler.executor.traces import dispatch_gaps, others_at_work, transfer_delays
 from doppler.schedule import Schedule
 
 EMPTY_OPS = 1000
@@ -38,7 +40,10 @@ class _Samples:
 
     alone: dict[str, list[float]] = field(default_factory=dict)  # by kernel signature [s]
     busy: dict[str, list[float]] = field(default_factory=dict)
+    shares: dict[str, list[float]] = field(default_factory=dict)  # of others at work while busy
+    sizes: dict[str, tuple[float, float] | None] = field(default_factory=dict)  # [FLOP], [B]
     gaps: list[float] = field(default_factory=list)  # [s]
+    gaps_alone: list[float] = field(default_factory=list)  # [s]
     transfer_bytes: list[float] = field(default_factory=list)
     transfer_delays: list[float] = field(default_factory=list)  # [s]
 
@@ -97,7 +102,7 @@ def calibrate(
     for size in sizes:
         sweep.append((size, _time_relay(executor_type, size)))
         step()
-    return Profile(
+    profile = Profile(
         workloads=tuple(one.name for one in workloads),
         environment=environment,
         kernels={name: _timing(samples, name) for name in sorted(samples.busy)},
@@ -105,7 +110,17 @@ def calibrate(
         dispatch_empty=dispatch_empty,
         copies=_fit_copies(sweep, samples) if sweep else None,
         info={"repeats": repeats, "warmup": warmup, "seed": seed},
+        dispatch_gap_alone=float(np.mean(samples.gaps_alone)) if samples.gaps_alone else None,
     )
+    return replace(profile, info={**profile.info, "regression": _describe_regression(profile)})
+
+
+def _describe_regression(profile: Profile) -> dict[str, float | int] | None:
+    """What kernels that were not measured would be estimated from, None where they cannot be."""
+    regression = profile.regression
+    if regression is None:
+        return None
+    return {"kernels": regression.signatures, "median_relative_error": round(regression.error, 4)}
 
 
 class _Steps:
@@ -139,10 +154,13 @@ def _sample_workload(
         # Dealt, not drawn: every device gets its share of the ops, so that none idles for long.
         busy.append(executor.run(rng.permutation(num_ops) % num_devices))
         step()
+    samples.sizes |= kernel_sizes(executor.workload)
     for schedule in _middle_half(alone[warmup:]):
-        _add_durations(samples.alone, executor.workload, schedule)
+        _add(samples.alone, executor.workload, schedule.finish - schedule.start)
+        samples.gaps_alone += dispatch_gaps(schedule).tolist()
     for schedule in _middle_half(busy[warmup:]):
-        _add_durations(samples.busy, executor.workload, schedule)
+        _add(samples.busy, executor.workload, schedule.finish - schedule.start)
+        _add(samples.shares, executor.workload, others_at_work(schedule))
         samples.gaps += dispatch_gaps(schedule).tolist()
         sizes, seconds = transfer_delays(schedule)
         samples.transfer_bytes += sizes.tolist()
@@ -164,22 +182,24 @@ def _middle_half(schedules: list[Schedule]) -> list[Schedule]:
     return ordered[first : first + kept]
 
 
-def _add_durations(
-    durations: dict[str, list[float]], workload: Executable, schedule: Schedule
-) -> None:
-    seconds = (schedule.finish - schedule.start).tolist()
-    for kernel, duration in zip(workload.kernels, seconds, strict=True):
-        durations.setdefault(kernel.signature, []).append(duration)
+def _add(table: dict[str, list[float]], workload: Executable, values: np.ndarray) -> None:
+    """Adds a value per op under its kernel's signature."""
+    for kernel, value in zip(workload.kernels, values.tolist(), strict=True):
+        table.setdefault(kernel.signature, []).append(value)
 
 
 def _timing(samples: _Samples, signature: str) -> KernelTiming:
     busy = np.array(samples.busy[signature])
+    flops, traffic = samples.sizes.get(signature) or (None, None)
     return KernelTiming(
         busy=float(busy.mean()),
         alone=float(np.mean(samples.alone[signature])),
         variation=float(busy.std() / busy.mean()),
         samples=len(busy),
         factors=_spread(busy),
+        share=float(np.mean(samples.shares[signature])),
+        flops=flops,
+        traffic=traffic,
     )
 
 

@@ -20,13 +20,14 @@ def describe_environment(
     Args:
         backend: executor backend, for example "cpu".
         num_devices: devices of the executor.
-        device_names: what the devices are; None: `num_devices` times this machine's CPU.
+        device_names: what the devices are; None: for "cuda" the names of the cards, round and
+            round where there are more devices than cards, else this machine's CPU for each.
 
     Returns:
         JSON values; an entry that cannot be read here is None.
     """
     if device_names is None:
-        device_names = [_cpu_model() or "CPU"] * num_devices
+        device_names = _device_names(backend, num_devices)
     return {
         "backend": backend,
         "num_devices": num_devices,
@@ -52,6 +53,13 @@ def num_usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _device_names(backend: str, num_devices: int) -> list[str]:
+    if backend != "cuda":
+        return [_cpu_model() or "CPU"] * num_devices
+    cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
+    return [cards[device % len(cards)] if cards else "no card" for device in range(num_devices)]
 
 
 def _affinity() -> list[int] | None:

@@ -3,99 +3,38 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from doppler.checks import shown
-from doppler.errors import ConfigurationError, FileFormatError, ProfileError
+from doppler.errors import ConfigurationError, ProfileError
 from doppler.executor.base import Executable
 from doppler.executor.environment import describe_environment
+from doppler.executor.profile_file import FORMAT, VERSION, read_profile, renew_command
+from doppler.executor.regression import KernelRegression, fit_regression, kernel_sizes
+from doppler.executor.timings import MOST_FACTORS, CopyTiming, KernelTiming
 from doppler.files import write_text_atomically
 from doppler.hardware import CostModel, Device, Link, Topology
 from doppler.simulator.noise import EmpiricalNoise
 
-FORMAT = "doppler-profile"
-VERSION = 1
+__all__ = ["MOST_FACTORS", "CopyTiming", "KernelTiming", "Profile"]
+
 CONDITIONS = ("busy", "alone")
 """Whether the other devices work at the same time; `busy` is the default of a cost model."""
 
-MOST_FACTORS = 64
-"""How many quantiles of a kernel's durations a profile keeps at most."""
-
-BACKENDS = ("cpu",)
-"""Executors that profiles may be of."""
-
-LEAST_BANDWIDTH = 1.0
-"""Slower links make seconds that overflow, and are no measurement. [B/s]"""
-
-PROFILE_FIELDS = (
-    "format",
-    "version",
-    "workloads",
-    "environment",
-    "dispatch_gap",
-    "dispatch_empty",
-    "copies",
-    "kernels",
-    "info",
+IDENTITY = (
+    "cpu_model",
+    "architecture",
+    "num_cpus",
+    "torch_version",
+    "threads_per_device",
+    "device_names",
 )
-
-IDENTITY = ("cpu_model", "architecture", "num_cpus", "torch_version")
 """Entries of the environment that must agree with the present ones."""
-
-
-@dataclass(frozen=True)
-class KernelTiming:
-    """Duration of a kernel signature.
-
-    Args:
-        busy: while all other devices work too. [s]
-        alone: while all other devices idle. [s]
-        variation: coefficient of variation of the busy durations.
-        samples: how many busy durations there were.
-        factors: evenly spaced quantiles of the busy durations over their mean; empty in profiles
-            that were written before there were any.
-    """
-
-    busy: float
-    alone: float
-    variation: float
-    samples: int
-    factors: tuple[float, ...] = ()
-
-    def spread(self) -> np.ndarray:
-        """Busy durations over their mean, as measured; else lognormal ones of equal variation."""
-        if self.factors:
-            return np.array(self.factors)
-        sigma = math.sqrt(math.log1p(self.variation**2))
-        normal = NormalDist()
-        quantiles = [normal.inv_cdf((i + 0.5) / MOST_FACTORS) for i in range(MOST_FACTORS)]
-        factors = np.exp(sigma * np.array(quantiles))
-        return factors / factors.mean()
-
-
-@dataclass(frozen=True)
-class CopyTiming:
-    """Seconds of a copy between two devices: `latency + bytes / bandwidth`.
-
-    Args:
-        latency: from the end of the producing op to the start of the copy, while devices work. [s]
-        latency_alone: the same while they idle, with the hand-over to the consumer. [s]
-        bandwidth: [B/s]
-        sweep: (bytes, seconds) from end of producer to start of consumer, devices idle. [B], [s]
-    """
-
-    latency: float
-    latency_alone: float
-    bandwidth: float
-    sweep: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +49,9 @@ class Profile:
             the workloads; part of every op's seconds in `cost_model`. [s]
         dispatch_empty: device time per op on empty kernels, the executor's least overhead. [s]
         copies: None for one device.
+        info: how it was measured.
+        dispatch_gap_alone: as `dispatch_gap`, in runs on one device while the others idle; None
+            where that was not measured. [s]
     """
 
     workloads: tuple[str, ...]
@@ -119,15 +61,20 @@ class Profile:
     dispatch_empty: float
     copies: CopyTiming | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    dispatch_gap_alone: float | None = None
 
     @property
     def num_devices(self) -> int:
         return int(self.environment["num_devices"])
 
     @property
+    def _backend(self) -> str:
+        return str(self.environment["backend"])
+
+    @property
     def renew_command(self) -> str:
         """What to type to measure again."""
-        return _renew_command(self.workloads, self.num_devices)
+        return renew_command(self.workloads, self.num_devices, self._backend)
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file."""
@@ -137,6 +84,7 @@ class Profile:
             "workloads": list(self.workloads),
             "environment": dict(self.environment),
             "dispatch_gap": self.dispatch_gap,
+            "dispatch_gap_alone": self.dispatch_gap_alone,
             "dispatch_empty": self.dispatch_empty,
             "copies": None if self.copies is None else vars(self.copies),
             "kernels": {signature: vars(timing) for signature, timing in self.kernels.items()},
@@ -156,14 +104,14 @@ class Profile:
             FileFormatError: naming file and field, if it is not a profile.
             ProfileError: if it is stale or foreign; the message has the command that renews it.
         """
-        profile = _Reader(path).profile()
+        profile = cls(**read_profile(path))
         if strict:
             profile.check_environment(str(path))
         return profile
 
     def check_environment(self, where: str = "profile") -> None:
         """Raises `ProfileError` unless machine and software are those that were measured."""
-        present = describe_environment(self.environment["backend"], self.num_devices)
+        present = describe_environment(self._backend, self.num_devices)
         for entry in IDENTITY:
             if self.environment.get(entry) != present[entry]:
                 raise ProfileError(
@@ -202,30 +150,57 @@ class Profile:
     ) -> CostModel:
         """Seconds of every op as measured, seconds of transfers from the topology's links.
 
+        Ops whose kernel was not measured are estimated from their FLOPs and bytes where enough
+        kernels were; the cost model's `source` says how many.
+
         Args:
             workload: its kernel signatures are looked up.
             topology: usually `topology()` of this profile.
             condition: one of `CONDITIONS`.
 
         Raises:
-            ProfileError: a signature was not measured, or another number of devices.
+            ProfileError: a signature that was not measured and cannot be estimated, or another
+                number of devices.
             ConfigurationError: an unknown condition.
         """
         if condition not in CONDITIONS:
             raise ConfigurationError(
                 f"condition {condition!r} is unknown; known: {', '.join(CONDITIONS)}"
             )
+        share = np.full(workload.graph.num_ops, float(condition == "busy"))
+        return self.contended_cost_model(workload, topology, share, f"calibrated {condition}")
+
+    def contended_cost_model(
+        self, workload: Executable, topology: Topology, contention: np.ndarray, source: str
+    ) -> CostModel:
+        """As `cost_model`, with every op between `alone` and `busy`.
+
+        Args:
+            workload: its kernel signatures are looked up.
+            topology: usually `topology()` of this profile.
+            contention: 0 for an op that runs alone, 1 for one while the others are as busy as in
+                the calibration, see `KernelTiming.contention`. # (num_ops,)
+            source: how the costs were come by.
+        """
         self._check_devices(topology.num_devices)
-        seconds = np.empty(workload.graph.num_ops)
-        for op, kernel in enumerate(workload.kernels):
-            timing = self._timing(workload, kernel.signature)
-            seconds[op] = getattr(timing, condition) + self.dispatch_gap
+        timings = self.timings(workload)
+        alone = np.array([timing.alone for timing in timings])
+        busy = np.array([timing.busy for timing in timings])
+        gap = self.dispatch_gap
+        gap_alone = gap if self.dispatch_gap_alone is None else self.dispatch_gap_alone
+        seconds = alone + gap_alone + (busy - alone + gap - gap_alone) * contention
+        estimated = sum(timing.samples == 0 for timing in timings)
+        if estimated and self.regression is not None:
+            source += (
+                f" ({estimated} of {len(timings)} ops estimated: {self.regression.describe()})"
+            )
         return CostModel(
-            op_seconds=np.repeat(seconds[:, None], topology.num_devices, axis=1),
+            # A busy mean below the one alone is noise; extrapolated it must not go below 0.
+            op_seconds=np.repeat(np.maximum(seconds, 0.0)[:, None], topology.num_devices, axis=1),
             transfer_volume=workload.graph.require("output_bytes"),
             link_latency=np.array([link.latency for link in topology.links]),
             link_seconds_per_unit=np.array([1.0 / link.bandwidth for link in topology.links]),
-            source=f"calibrated {condition} on {self.environment.get('cpu_model')}, "
+            source=f"{source} on {self.environment.get('cpu_model')}, "
             f"{self.environment.get('date')}",
         )
 
@@ -235,163 +210,53 @@ class Profile:
         Each op's factor is drawn from those of its kernel signature; transfers have none.
 
         Raises:
-            ProfileError: a signature was not measured.
+            ProfileError: a signature was not measured and cannot be estimated.
         """
         samples = {}
-        for kernel in workload.kernels:
-            timing = self._timing(workload, kernel.signature)
+        signatures = tuple(kernel.signature for kernel in workload.kernels)
+        for signature, timing in zip(signatures, self.timings(workload), strict=True):
             total = timing.busy + self.dispatch_gap
             seconds = timing.busy * timing.spread() + self.dispatch_gap
-            samples[kernel.signature] = (seconds / total if total > 0 else seconds + 1.0).tolist()
-        return EmpiricalNoise(samples, tuple(kernel.signature for kernel in workload.kernels))
+            samples[signature] = (seconds / total if total > 0 else seconds + 1.0).tolist()
+        return EmpiricalNoise(samples, signatures)
 
-    def _timing(self, workload: Executable, signature: str) -> KernelTiming:
-        timing = self.kernels.get(signature)
-        if timing is None:
-            op = [kernel.signature for kernel in workload.kernels].index(signature)
+    @cached_property
+    def regression(self) -> KernelRegression | None:
+        """Estimates kernels that were not measured; None where too few were."""
+        return fit_regression(self.kernels)
+
+    def timings(self, workload: Executable) -> list[KernelTiming]:
+        """The timing of every op, with 0 samples where it is estimated. # (num_ops,)
+
+        Raises:
+            ProfileError: a signature was not measured and cannot be estimated.
+        """
+        known = dict(self.kernels)
+        signatures = [kernel.signature for kernel in workload.kernels]
+        if not known.keys() >= set(signatures):
+            sizes = kernel_sizes(workload)
+            for op, signature in enumerate(signatures):
+                if signature not in known:
+                    known[signature] = self._estimate(workload, op, sizes[signature])
+        return [known[signature] for signature in signatures]
+
+    def _estimate(
+        self, workload: Executable, op: int, sizes: tuple[float, float] | None
+    ) -> KernelTiming:
+        signature = workload.kernels[op].signature
+        if self.regression is None or sizes is None:
             raise ProfileError(
                 f"workload {workload.name!r}, op {op} ({workload.graph.op_name(op)}): kernel "
                 f"{signature!r} was not measured (the profile is about "
                 f"{', '.join(self.workloads)}); measure it with: "
-                f"{_renew_command((workload.name,), self.num_devices)}"
+                f"{renew_command((workload.name,), self.num_devices, self._backend)}"
             )
-        return timing
+        return self.regression.timing(signature, *sizes)
 
     def _check_devices(self, num_devices: int) -> None:
         if num_devices != self.num_devices:
             raise ProfileError(
                 f"the profile was measured with {self.num_devices} devices at work, not "
-                f"{num_devices}; measure with: {_renew_command(self.workloads, num_devices)}"
+                f"{num_devices}; measure with: "
+                f"{renew_command(self.workloads, num_devices, self._backend)}"
             )
-
-
-def _renew_command(workloads: tuple[str, ...], num_devices: int) -> str:
-    names = ",".join(workloads)
-    multirun = " -m" if len(workloads) > 1 else ""
-    return (
-        f"python scripts/calibrate.py{multirun} workload={names} topology.num_devices={num_devices}"
-    )
-
-
-def _is_amount(value: Any) -> bool:
-    """Whether it is a finite number >= 0; an int beyond every float is not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return bool(0 <= value <= sys.float_info.max)
-
-
-class _Reader:
-    """Reads a profile and names file and field of whatever is wrong."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = path
-
-    def profile(self) -> Profile:
-        try:
-            document = json.loads(Path(self.path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise FileFormatError(
-                f"{self.path}: cannot be read as a calibration profile: {error}"
-            ) from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise self._error("format", f'not a calibration profile ("{FORMAT}" expected)')
-        if document.get("version") != VERSION:
-            raise self._error("version", f"{document.get('version')!r} is not {VERSION}")
-        self._known(document, PROFILE_FIELDS, "")
-        environment = self._get(document, "environment", dict)
-        backend = self._get(environment, "backend", str, "environment.")
-        if backend not in BACKENDS:
-            raise self._error(
-                "environment.backend", f"{backend!r} is unknown; known: {', '.join(BACKENDS)}"
-            )
-        num_devices = self._get(environment, "num_devices", int, "environment.")
-        if num_devices < 1:
-            raise self._error("environment.num_devices", "is below 1")
-        kernels = self._get(document, "kernels", dict)
-        copies = self._get(document, "copies", dict, optional=True)
-        if copies is None and num_devices > 1:
-            raise self._error("copies", f"is null, but there are {num_devices} devices")
-        workloads = self._get(document, "workloads", list)
-        return Profile(
-            workloads=tuple(str(name) for name in workloads),
-            environment=environment,
-            kernels={signature: self._kernel(signature, kernels) for signature in kernels},
-            dispatch_gap=self._seconds(document, "dispatch_gap"),
-            dispatch_empty=self._seconds(document, "dispatch_empty"),
-            copies=None if copies is None else self._copies(copies),
-            info=self._get(document, "info", dict),
-        )
-
-    def _kernel(self, signature: str, kernels: dict[str, Any]) -> KernelTiming:
-        where = f"kernels[{signature!r}]."
-        entry = self._get(kernels, signature, dict, "kernels.")
-        self._known(entry, {field.name for field in fields(KernelTiming)}, where)
-        if self._get(entry, "samples", int, where) < 0:
-            raise self._error(where + "samples", f"{entry['samples']} is below 0")
-        return KernelTiming(
-            busy=self._seconds(entry, "busy", where),
-            alone=self._seconds(entry, "alone", where),
-            variation=self._seconds(entry, "variation", where),
-            samples=self._get(entry, "samples", int, where),
-            factors=self._factors(entry, where),
-        )
-
-    def _factors(self, entry: dict[str, Any], where: str) -> tuple[float, ...]:
-        if "factors" not in entry:
-            return ()
-        values = self._get(entry, "factors", list, where)
-        for value in values:
-            if not _is_amount(value):
-                raise self._error(where + "factors", f"{shown(value)} is not finite and >= 0")
-        return tuple(float(value) for value in values)
-
-    def _copies(self, entry: dict[str, Any]) -> CopyTiming:
-        self._known(entry, {field.name for field in fields(CopyTiming)}, "copies.")
-        bandwidth = self._seconds(entry, "bandwidth", "copies.")
-        if bandwidth < LEAST_BANDWIDTH:
-            raise self._error("copies.bandwidth", f"{bandwidth:g} is below {LEAST_BANDWIDTH:g} B/s")
-        sweep = self._get(entry, "sweep", list, "copies.")
-        for number, point in enumerate(sweep):
-            pair = isinstance(point, list) and len(point) == 2
-            if not (pair and _is_amount(point[0]) and _is_amount(point[1])):
-                raise self._error(
-                    f"copies.sweep[{number}]",
-                    f"{shown(point)} is not [bytes, seconds], both finite and >= 0",
-                )
-        return CopyTiming(
-            latency=self._seconds(entry, "latency", "copies."),
-            latency_alone=self._seconds(entry, "latency_alone", "copies."),
-            bandwidth=bandwidth,
-            sweep=tuple((int(size), float(seconds)) for size, seconds in sweep),
-        )
-
-    def _seconds(self, table: dict[str, Any], key: str, where: str = "") -> float:
-        value = self._get(table, key, (int, float), where)
-        if not _is_amount(value):
-            raise self._error(where + key, f"{shown(value)} is not finite and >= 0")
-        return float(value)
-
-    def _get(
-        self,
-        table: dict[str, Any],
-        key: str,
-        kind: type | tuple[type, ...],
-        where: str = "",
-        optional: bool = False,
-    ) -> Any:
-        if key not in table:
-            raise self._error(where + key, "is missing")
-        value = table[key]
-        if optional and value is None:
-            return None
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise self._error(where + key, f"{shown(value)} has the wrong type")
-        return value
-
-    def _known(self, table: dict[str, Any], names: Collection[str], where: str) -> None:
-        for key in table:
-            if key not in names:
-                raise self._error(where + key, "is unknown")
-
-    def _error(self, entry: str, message: str) -> FileFormatError:
-        return FileFormatError(f"{self.path}, {entry}: {message}")

@@ -66,3 +66,37 @@ def transfer_delays(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
             sizes.append(output_bytes[op])
             seconds.append(arrival - begin)
     return np.array(sizes), np.array(seconds)
+
+
+def others_at_work(schedule: Schedule) -> np.ndarray:
+    """Share of the other devices' compute slots that worked while each op ran. # (num_ops,)
+
+    0 for ops that took no time, and on one device.
+    """
+    problem = schedule.problem
+    lengths = schedule.finish - schedule.start
+    slots = problem.topology.compute_slots
+    shares = np.zeros(problem.num_ops)
+    for device in range(problem.num_devices):
+        own = schedule.devices == device
+        seconds = _work_within(schedule.start[own], schedule.finish[own], schedule)
+        shares[~own] += seconds[~own] / slots[device]
+    if problem.num_devices > 1:
+        shares /= problem.num_devices - 1
+    shares = np.divide(shares, lengths, out=np.zeros_like(shares), where=lengths > 0)
+    return np.clip(shares, 0.0, 1.0)
+
+
+def _work_within(start: np.ndarray, finish: np.ndarray, schedule: Schedule) -> np.ndarray:
+    """Seconds of work of one device's ops that fall into each op of the schedule. # (num_ops,)"""
+    if not len(start):
+        return np.zeros(schedule.problem.num_ops)
+    times = np.concatenate([start, finish])
+    steps = np.repeat([1.0, -1.0], len(start))
+    order = np.argsort(times, kind="stable")
+    times, running = times[order], np.cumsum(steps[order])
+    # The integral of how many run is piecewise linear between starts and finishes.
+    done = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+    return np.asarray(
+        np.interp(schedule.finish, times, done) - np.interp(schedule.start, times, done)
+    )

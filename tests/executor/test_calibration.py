@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,13 +282,32 @@ def test_calibration_measures_every_signature(short_sweep: None, num_devices: in
     for signature, timing in profile.kernels.items():
         assert timing.samples == signatures.count(signature)  # one of the two runs is kept
         assert 0 < timing.alone < 1 and 0 < timing.busy < 1
+        assert timing.flops == 64.0 and timing.traffic is not None and 0 <= timing.share <= 1
     assert 0 < profile.dispatch_empty < 1e-2 and 0 < profile.dispatch_gap < 1
+    assert profile.dispatch_gap_alone is not None and 0 < profile.dispatch_gap_alone < 1
+    assert profile.info["regression"]["kernels"] == len(profile.kernels)
     assert (profile.copies is None) == (num_devices == 1)
     topology = profile.topology(num_devices)
     problem = workload.problem(topology, profile.cost_model(workload, topology))
     with CpuExecutor(workload, num_devices, problem=problem) as executor:
         schedule = executor.run(np.arange(20) % num_devices)
     assert schedule.problem is problem
+
+
+def test_calibration_sees_how_much_the_others_work(short_sweep: None) -> None:
+    graph = DataflowGraph.from_edges(
+        "naps", 12, [], flops=np.ones(12), output_bytes=np.full(12, 256.0)
+    )
+    workload = FakeWorkload(graph)
+
+    def nap(operands: list[torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.004)
+        return operands[0].clone()
+
+    workload.kernels = [workload.kernel(op, nap) for op in range(12)]
+    profile = calibrate(workload, 2, repeats=3, warmup=0)
+    assert 0.5 < profile.kernels["add1"].share <= 1
+    assert profile.kernels["add1"].alone > 0.004
 
 
 def with_total(seconds: float) -> Schedule:
@@ -313,9 +333,12 @@ def test_a_kernels_durations_are_averaged() -> None:
     samples = calibration_module._Samples()
     samples.busy["k"] = [1.0, 3.0, 2.0, 10.0]
     samples.alone["k"] = [1.0, 2.0]
+    samples.shares["k"] = [0.5, 0.75, 1.0, 0.75]
+    samples.sizes["k"] = (7.0, 9.0)
     timing = calibration_module._timing(samples, "k")
     assert (timing.busy, timing.alone, timing.samples) == (4.0, 1.5, 4)
     assert timing.variation == pytest.approx(np.std([1, 3, 2, 10]) / 4.0)
+    assert (timing.share, timing.flops, timing.traffic) == (0.75, 7.0, 9.0)
 
 
 def test_copies_are_fitted_through_an_outlier() -> None:
