@@ -41,15 +41,16 @@ class Genetic(SimulatedSearch):
     move or more, and replaces the most similar of some members if it is no worse. Now and then the
     best of an island replaces the worst of the next.
 
-    When the islands of a chain have come to rest, hill climbing goes on from their best member; when
-    that has too, the chain begins anew at random.
+    When the islands of a chain have come to rest, hill climbing goes on from their best member;
+    when that has too, the chain begins anew at random.
 
     Args:
         population: members of an island.
         islands: of each chain.
         crossover: how likely a child has two parents.
-        patience: evaluations of a chain without improvement after which it begins anew; None: 80
-            for each op or colocation group that may move, times the number of devices.
+        patience: evaluations of a chain without improvement after which it begins anew (half as
+            many: after which it climbs); None: 80 for each op or colocation group that may move,
+            times the number of devices.
 
     Raises:
         ConfigurationError: a population below 2, no islands, no patience, or a crossover outside 0
