@@ -1,4 +1,7 @@
-"""The results table: every placement simulated and, where there are devices, measured."""
+"""The results table: every placement simulated and, where there are devices, measured.
+
+Runs on emulated devices stand in the same columns under another name.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ from doppler.viz.figure import format_seconds
 from scripts.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from doppler.executor import CpuExecutor, Measurement, ResultCheck
+    from doppler.executor import Executor, Measurement, ResultCheck
     from doppler.simulator import Robustness, Simulator
 
 UNKNOWN = "-"
+MEASURED = "measured"
 TIE_MARK = " *"
 TIE_SAMPLES = 64
 DRIFT_PERCENT = 15.0
@@ -101,8 +105,28 @@ class ResultsTable:
         """The row of that label, or None."""
         return next((row for row in self.rows if row.label == label), None)
 
+    @property
+    def origin(self) -> str:
+        """What runs are called: measured, or emulated where devices only slept."""
+        runs = [row.measurement for row in self.rows if row.measurement is not None]
+        return runs[0].schedule.origin if runs else MEASURED
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """`HEADERS` with the true name of the runs."""
+        return {key: text.replace(MEASURED, self.origin) for key, text in HEADERS.items()}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """`CSV_COLUMNS` with the true name of the runs."""
+        return tuple(name.replace(MEASURED, self.origin) for name in CSV_COLUMNS)
+
     def numbers(self, row: Row) -> dict[str, Any]:
-        """The row's cells as plain numbers by `CSV_COLUMNS`, None where unknown."""
+        """The row's cells as plain numbers by `columns`, None where unknown."""
+        return dict(zip(self.columns, self._numbers(row).values(), strict=True))
+
+    def _numbers(self, row: Row) -> dict[str, Any]:
+        """The same by `CSV_COLUMNS`."""
         simulated, measured = row.simulated, row.measurement
         schedule = simulated if measured is None else measured.schedule
         cells: dict[str, Any] = dict.fromkeys(CSV_COLUMNS)
@@ -144,7 +168,7 @@ class ResultsTable:
 
     def texts(self, row: Row) -> list[str]:
         """The row's cells for people, in the order of `HEADERS`."""
-        n = self.numbers(row)
+        n = self._numbers(row)
         median = n["measured_makespan_median_s"]
         measured = UNKNOWN
         if median is not None:
@@ -173,7 +197,7 @@ class ResultsTable:
     def print(self, console: Console) -> None:
         """Prints the table and its footnotes; each cell stays on one line on a wide terminal."""
         table = Table(title=self.title, title_justify="left", header_style="bold")
-        for index, header in enumerate(HEADERS.values()):
+        for index, header in enumerate(self.headers.values()):
             table.add_column(header, justify="left" if index == 0 else "right")
         for row in self.rows:
             table.add_row(*self.texts(row))
@@ -186,14 +210,14 @@ class ResultsTable:
     def to_csv(self) -> str:
         """Full precision, units in the column names, empty cells where unknown."""
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, CSV_COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(stream, self.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.numbers(row) for row in self.rows)
         return stream.getvalue()
 
     def to_markdown(self) -> str:
         """The printed table as Markdown, footnotes below."""
-        headers = list(HEADERS.values())
+        headers = list(self.headers.values())
         lines = [f"**{self.title}**", "", "| " + " | ".join(headers) + " |"]
         lines.append("|---" + "|---:" * (len(headers) - 1) + "|")
         lines += ["| " + " | ".join(self.texts(row)) + " |" for row in self.rows]
@@ -209,7 +233,7 @@ class ResultsTable:
 def evaluate(
     rows: Sequence[Row],
     simulator: Simulator,
-    executor: CpuExecutor | None,
+    executor: Executor | None,
     *,
     repeats: int,
     warmup: int,
@@ -221,7 +245,7 @@ def evaluate(
     Args:
         rows: filled in place.
         simulator: noise-free, of the problem that all placements belong to.
-        executor: real devices, or None.
+        executor: real or emulated devices, or None.
         repeats: measured runs per row, in rounds over all rows.
         warmup: unmeasured runs per row before them.
         progress: where to show how far it is.
@@ -242,11 +266,12 @@ def evaluate(
     placed = [row for row in table.rows if row.placement is not None]
     if executor is not None and placed:
         placements = [row.placement for row in placed if row.placement is not None]
-        with progress.step("result checks", len(placed)) as advance:
-            for index, row in enumerate(placed):
-                assert row.placement is not None
-                row.check = executor.check(row.placement)
-                advance(index + 1, row.label)
+        if executor.computes:
+            with progress.step("result checks", len(placed)) as advance:
+                for index, row in enumerate(placed):
+                    assert row.placement is not None
+                    row.check = executor.check(row.placement)
+                    advance(index + 1, row.label)
         with progress.step("evaluation", (repeats + warmup) * len(placed)) as advance:
             measurements = executor.measure(
                 placements,
@@ -286,7 +311,9 @@ def _footnotes(
         f"gap to bound: simulated makespan above {format_seconds(table.lower_bound)}, the "
         "larger of the longest chain of ops and all work shared at best, communication free",
     ]
-    if measured:
+    if measured and table.origin != MEASURED:
+        notes += _emulation_notes(table, repeats, warmup)
+    elif measured:
         notes += _drift_note(table)
         notes.append(
             f"measured: median [quartiles] of {repeats} runs after {warmup} warm-up runs, rows "
@@ -308,6 +335,24 @@ def _footnotes(
         notes.append(f"{UNKNOWN} bytes moved: the problem's source gives seconds, not bytes")
     notes += [f"{row.label}: {row.reason}" for row in table.rows if row.reason]
     return notes
+
+
+def _emulation_notes(table: ResultsTable, repeats: int, warmup: int) -> list[str]:
+    """What emulated runs are, and how far to trust them."""
+    runs = [row.measurement for row in table.rows if row.measurement is not None]
+    environment = runs[0].environment
+    late = [float(environment.get(f"lateness_{key}_s", 0.0)) for key in ("median", "max")]
+    return [
+        f"{table.origin}: nothing was computed or measured, ops and transfers slept for the "
+        f"simulator's seconds; median [quartiles] of {repeats} runs after {warmup} warm-up runs, "
+        f"rows interleaved; speed-up and utilisation are {table.origin}, speed-up is over "
+        f"{table.single_device}",
+        f"{table.origin}: ends of ops and transfers were taken in {format_seconds(late[0])} late "
+        f"in the median, {format_seconds(late[1])} at most; the simulation error holds that, but "
+        f"not the {environment.get('stalls', 0)} times that this machine was busy otherwise and "
+        "the emulated clock stood still",
+        f"{UNKNOWN} result check: emulated devices have no results",
+    ]
 
 
 def _drift_note(table: ResultsTable) -> list[str]:

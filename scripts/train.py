@@ -145,6 +145,11 @@ def check_options(config: DictConfig) -> None:
             "stage real_rl needs real devices, executor=none has none: use "
             "stages=[imitation,sim_rl]"
         )
+    if "real_rl" in stages and not instantiate(config.executor).measures:
+        raise ConfigurationError(
+            "stage real_rl needs real devices, those of executor=emulated only sleep: use "
+            "executor=cpu or stages=[imitation,sim_rl]"
+        )
     check_count(config.checkpoint_every, "checkpoint_every")
     check_count(config.seed, "seed", least=0)
     check_positive(config.budget_s, "budget_s")

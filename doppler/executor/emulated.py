@@ -3,8 +3,9 @@
 For machines that are not here: whatever a dispatcher meets (completions in no particular order,
 priorities, contended links, full memories) happens in real time, only nothing is computed. One
 thread, the caller's, holds all deadlines in a heap and sleeps until the next; 64 devices cost it no
-more than 2. What a completion was taken in late is recorded, so that everyone can see how far an
-emulated makespan can be trusted.
+more than 2. Where the machine takes that thread's CPU away, the emulated clock stands still. How
+late completions were taken in, and how long the clock stood, is recorded, so that everyone can see
+how far an emulated makespan can be trusted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from doppler.simulator.simulator import draw_factors
 
 SPIN_SECONDS = 2e-4
 """The end of a wait that is spun: the system wakes a sleeper about 0.1 ms late. [s]"""
+
+STALL_SECONDS = 5e-4
+"""Waking up later than this is a stall: the machine was busy with something else. [s]"""
 
 
 class Clock(Protocol):
@@ -69,18 +73,21 @@ class Lateness:
         median: [s]
         max: [s]
         completions: how many there were, of ops and of hops.
+        stalls: how often the clock stood still because nobody woke the dispatcher.
+        stalled: how long altogether; not in the schedule. [s]
     """
 
     median: float
     max: float
     completions: int
+    stalls: int
+    stalled: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Lateness:
+    def of(cls, late: Sequence[float], stalls: Sequence[float]) -> Lateness:
         """Summarises; without completions all is 0."""
-        if not seconds:
-            return cls(0.0, 0.0, 0)
-        return cls(float(np.median(seconds)), float(np.max(seconds)), len(seconds))
+        median, latest = (float(np.median(late)), float(np.max(late))) if late else (0.0, 0.0)
+        return cls(median, latest, len(late), len(stalls), float(np.sum(stalls)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +125,11 @@ class EmulatedExecutor(Executor):
     """Runs placements on devices that only sleep; schedules have the origin "emulated".
 
     An op or hop finishes at its deadline, start plus the cost model's seconds; what waits for it
-    starts when the dispatcher has taken that in. Tasks that are handed out together start at the
-    moment at which the dispatcher looked at the clock, since on real devices its work is not done
-    by one thread for all of them. Memory is counted as the simulator does.
+    starts when the dispatcher has taken that in. A wake-up that is `STALL_SECONDS` late stops the
+    emulated clock for that long, so that it delays all devices and links alike. Tasks that are
+    handed out together start at the moment at which the dispatcher looked at the clock, since on
+    real devices its work is not done by one thread for all of them. Memory is counted as the
+    simulator does.
 
     Args:
         workload: a workload, or a problem alone: kernels are not needed.
@@ -169,14 +178,14 @@ class EmulatedExecutor(Executor):
         self.noise_seed = whole_number(noise_seed, "noise_seed", 0)
         self._clock = SystemClock() if clock is None else clock
         self._runs = 0
-        self._last: list[float] = []
-        self._measured: list[float] = []
+        self._last: tuple[list[float], list[float]] = ([], [])
+        self._measured: tuple[list[float], list[float]] = ([], [])
         self._closed = False
 
     @property
     def lateness(self) -> Lateness:
         """Of the latest run."""
-        return Lateness.of(self._last)
+        return Lateness.of(*self._last)
 
     def check(self, placement: PlacementLike) -> ResultCheck:
         """Refuses.
@@ -191,7 +200,7 @@ class EmulatedExecutor(Executor):
 
     def environment(self) -> dict[str, Any]:
         """As for `Executor`, with how late the latest run or, after `measure`, its runs were."""
-        late = Lateness.of(self._measured or self._last)
+        late = Lateness.of(*(self._measured if self._measured[0] else self._last))
         names = [device.name for device in self.problem.topology.devices]
         return {
             **describe_environment(self.backend, self.num_devices, names),
@@ -201,6 +210,8 @@ class EmulatedExecutor(Executor):
             "lateness_median_s": late.median,
             "lateness_max_s": late.max,
             "lateness_completions": late.completions,
+            "stalls": late.stalls,
+            "stalled_s": late.stalled,
         }
 
     def close(self) -> None:
@@ -218,15 +229,17 @@ class EmulatedExecutor(Executor):
     ) -> list[list[Schedule]]:
         first_measured = self._runs + warmup * len(plans)
         late: list[float] = []
+        stalls: list[float] = []
 
         def watch(done: int, total: int) -> None:
             if self._runs > first_measured:
-                late.extend(self._last)
+                late.extend(self._last[0])
+                stalls.extend(self._last[1])
             if progress is not None:
                 progress(done, total)
 
         schedules = super()._measure_rounds(plans, repeats, warmup, watch)
-        self._measured = late
+        self._measured = (late, stalls)
         return schedules
 
     def _execute(self, plan: DispatchPlan, outputs: dict[int, torch.Tensor] | None) -> Schedule:
@@ -235,10 +248,10 @@ class EmulatedExecutor(Executor):
         seeds = np.random.SeedSequence((self.noise_seed, self._runs))
         seed = int(seeds.generate_state(1, np.uint64)[0] >> 1)
         self._runs += 1
-        self._measured = []
+        self._measured = ([], [])
         run = _EmulatedRun(self, plan, seed)
         schedule = run.run(self._clock, self.timeout_s)
-        self._last = run.late
+        self._last = (run.late, run.stalls)
         return schedule
 
 
@@ -263,6 +276,7 @@ class _EmulatedRun:
         self._finish = [0.0] * plan.num_ops
         self._hops: list[tuple[HopTask, float, float]] = []
         self.late: list[float] = []  # [s] of the schedule
+        self.stalls: list[float] = []  # [s] of the schedule
 
     def run(self, clock: Clock, timeout_s: float) -> Schedule:
         """Waits for one deadline after the other.
@@ -272,7 +286,8 @@ class _EmulatedRun:
             CapacityError: a tensor would not fit on its device.
         """
         dispatcher = self._dispatcher
-        zero, now, count = clock.now(), 0.0, 0
+        began = zero = clock.now()
+        now, count = 0.0, 0
         pending: list[tuple[float, int, Task]] = []
         tasks = dispatcher.begin(now)
         while True:
@@ -283,10 +298,16 @@ class _EmulatedRun:
                 count += 1
             if not pending:
                 return self._schedule()
-            if pending[0][0] > timeout_s:
+            first = pending[0][0]
+            if zero + first - began > timeout_s:
                 raise self._overdue(timeout_s)
-            clock.sleep_until(zero + pending[0][0])
-            now = max(pending[0][0], clock.now() - zero)
+            asleep = max(zero + first, clock.now())
+            clock.sleep_until(zero + first)
+            woken = clock.now()
+            if woken - asleep > STALL_SECONDS:
+                zero += woken - asleep
+                self.stalls.append((woken - asleep) / self._scale)
+            now = max(first, woken - zero)
             while pending and pending[0][0] <= now:
                 finish, _, task = heappop(pending)
                 self.late.append((now - finish) / self._scale)

@@ -41,6 +41,8 @@ def fork_problem(output_bytes: list[float] | None = None) -> PlacementProblem:
 class FakeExecutor:
     """Runs every placement in 1.25 times its simulated time, spread a little."""
 
+    computes = True
+
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         self.measured_at_once = 0
