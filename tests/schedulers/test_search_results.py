@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numba import njit
 from search_problems import (
     SEARCHES,
     all_placements,
@@ -231,10 +232,9 @@ def test_devices_that_may_change_places_are_matched():
     from doppler.schedulers.search.breeding import cross
     from doppler.schedulers.search.genetic import Genetic
     from doppler.schedulers.search.neighbourhood import DEFAULT_WEIGHTS, make_neighbourhood
-    from doppler.simulator.jit import entry
     from doppler.simulator.search import search_tables
 
-    @entry
+    @njit  # not cached: a cache in this folder does not notice when the kernels change
     def crossed(hood, s, g, second):
         cross(hood, s, g, second)
 

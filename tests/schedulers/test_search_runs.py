@@ -120,6 +120,18 @@ def test_the_curve_falls_to_the_result(name, choose):
     assert evaluations[-1] <= info["evaluations"]
 
 
+def test_the_best_is_kept_where_the_search_walks_on():
+    problem = random_problem(40, 3, 2)
+    simulator = Simulator(problem)
+    hot = search("annealing", 3000, initial_temperature=50.0, final_temperature=50.0)
+    placement = hot.schedule(problem, simulator, rng())
+    assert placement.info["curve"][-1][2] == placement.info["simulated_makespan"]
+    assert placement.info["simulated_makespan"] == simulator.makespan(placement)
+    few = search("annealing", 50, initial_temperature=50.0, final_temperature=50.0)
+    first = few.schedule(problem, simulator, rng(), start=placement)
+    np.testing.assert_array_equal(first.devices, placement.devices)
+
+
 @pytest.mark.parametrize("choose", ["fifo", "given"])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_threads_change_nothing_and_the_seed_everything(name, choose):
