@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import theilslopes
@@ -18,7 +19,7 @@ from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
 from doppler.executor.base import Executable, Executor, Progress
 from doppler.executor.cpu import CpuExecutor
-from doppler.executor.environment import describe_environment
+from doppler.executor.cuda import CudaExecutor
 from doppler.executor.profile import Profile
 from doppler.executor.regression import kernel_sizes
 from doppler.executor.synthetic import empty_workload, relay_workload
@@ -31,7 +32,7 @@ RELAY_HOPS = 24
 RELAY_SIZES = tuple(1 << power for power in range(12, 25, 2))
 """Sizes of the copy sweep, 4 KiB to 16 MiB. [B]"""
 
-_BACKENDS: dict[str, type[Executor]] = {"cpu": CpuExecutor}
+_BACKENDS: dict[str, type[Executor]] = {"cpu": CpuExecutor, "cuda": CudaExecutor}
 
 
 @dataclass
@@ -90,11 +91,12 @@ def calibrate(
     executor_type = _BACKENDS[backend]
     sizes = RELAY_SIZES if num_devices > 1 else ()
     step = _Steps((2 * (warmup + repeats)) * len(workloads) + 1 + len(sizes), progress)
-    environment = describe_environment(backend, num_devices)
+    environment: dict[str, Any] = {}
     rng = np.random.default_rng(seed)
     samples = _Samples()
     for one in workloads:
         with executor_type(one, num_devices) as executor:
+            environment = environment or executor.environment()
             _sample_workload(executor, samples, repeats, warmup, rng, step)
     dispatch_empty = _time_empty_kernels(executor_type, num_devices)
     step()

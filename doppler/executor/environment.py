@@ -59,7 +59,24 @@ def _device_names(backend: str, num_devices: int) -> list[str]:
     if backend != "cuda":
         return [_cpu_model() or "CPU"] * num_devices
     cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
-    return [cards[device % len(cards)] if cards else "no card" for device in range(num_devices)]
+    if not cards:
+        return ["no card"] * num_devices
+    return name_devices([device % len(cards) for device in range(num_devices)], cards)
+
+
+def name_devices(cards: list[int], card_names: Sequence[str]) -> list[str]:
+    """Names of devices by their card's name; those that share a card are called logical.
+
+    Args:
+        cards: card of each device. # (num_devices,)
+        card_names: name of each card.
+    """
+    return [
+        f"{card_names[card]}, logical device {cards[:device].count(card)} of {cards.count(card)}"
+        if cards.count(card) > 1
+        else card_names[card]
+        for device, card in enumerate(cards)
+    ]
 
 
 def _affinity() -> list[int] | None:

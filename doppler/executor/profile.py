@@ -131,6 +131,9 @@ class Profile:
         count = self.num_devices if num_devices is None else num_devices
         self._check_devices(count)
         backend = self.environment["backend"]
+        names = self.environment.get("devices")  # cards and logical devices have names of their own
+        if not isinstance(names, list) or len(names) != count:
+            names = [f"{backend}{device}" for device in range(count)]
         links: tuple[Link, ...] = ()
         if self.copies is not None:
             links = tuple(
@@ -141,7 +144,7 @@ class Profile:
             )
         return Topology(
             name=f"calibrated_{backend}x{count}",
-            devices=tuple(Device(f"{backend}{device}") for device in range(count)),
+            devices=tuple(Device(name) for name in names),
             links=links,
         )
 
