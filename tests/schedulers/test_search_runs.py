@@ -123,11 +123,12 @@ def test_the_curve_falls_to_the_result(name, choose):
 def test_the_best_is_kept_where_the_search_walks_on():
     problem = random_problem(40, 3, 2)
     simulator = Simulator(problem)
-    hot = search("annealing", 3000, initial_temperature=50.0, final_temperature=50.0)
+    heat = {"initial_temperature": 50.0, "final_temperature": 50.0, "begin": "random"}
+    hot = search("annealing", 3000, **heat)
     placement = hot.schedule(problem, simulator, rng())
     assert placement.info["curve"][-1][2] == placement.info["simulated_makespan"]
     assert placement.info["simulated_makespan"] == simulator.makespan(placement)
-    few = search("annealing", 50, initial_temperature=50.0, final_temperature=50.0)
+    few = search("annealing", 50, **heat)
     first = few.schedule(problem, simulator, rng(), start=placement)
     np.testing.assert_array_equal(first.devices, placement.devices)
 
