@@ -5,6 +5,7 @@ from doppler.executor.calibration import calibrate
 from doppler.executor.contention import predict
 from doppler.executor.cpu import CpuExecutor
 from doppler.executor.dispatcher import Dispatcher
+from doppler.executor.distributed import DistributedExecutor
 from doppler.executor.emulated import EmulatedExecutor, Lateness
 from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
@@ -17,6 +18,7 @@ __all__ = [
     "CpuExecutor",
     "DispatchPlan",
     "Dispatcher",
+    "DistributedExecutor",
     "EmulatedExecutor",
     "Executable",
     "Executor",

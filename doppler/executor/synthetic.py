@@ -24,8 +24,30 @@ class SyntheticKernel:
 
 
 @dataclass(frozen=True, eq=False)
+class _Nothing:
+    """Returns the same tensor every time; picklable, as executors of several processes need."""
+
+    nothing: torch.Tensor
+
+    def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.nothing
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """Writes a fresh tensor of a length where its operands are."""
+
+    length: int
+
+    def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.ones(self.length, device=operands[0].device)
+
+
+@dataclass(frozen=True, eq=False)
 class SyntheticWorkload:
-    """A graph whose ops all do the same; it has no inputs and no results.
+    """A graph whose ops all do the same; it has no results.
+
+    Entry ops read the only input tile, which tells a kernel what device it is on.
 
     Args:
         graph: the dataflow graph.
@@ -49,11 +71,12 @@ class SyntheticWorkload:
     def operands(self) -> tuple[tuple[tuple[str, int], ...], ...]:
         return tuple(
             tuple(("op", op) for op in self.graph.predecessors(consumer).tolist())
+            or (("input", 0),)
             for consumer in range(self.graph.num_ops)
         )
 
     def make_inputs(self, seed: int) -> list[torch.Tensor]:
-        return []
+        return [torch.zeros(1)]
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {}
@@ -76,8 +99,7 @@ def empty_workload(num_ops: int, num_chains: int) -> SyntheticWorkload:
         flops=np.zeros(num_ops),
         output_bytes=np.full(num_ops, float(_FLOAT_BYTES)),
     )
-    nothing = torch.zeros(1)
-    return SyntheticWorkload(graph, SyntheticKernel("empty", lambda operands: nothing))
+    return SyntheticWorkload(graph, SyntheticKernel("empty", _Nothing(torch.zeros(1))))
 
 
 def relay_workload(num_hops: int, tensor_bytes: int) -> SyntheticWorkload:
@@ -90,6 +112,4 @@ def relay_workload(num_hops: int, tensor_bytes: int) -> SyntheticWorkload:
         flops=np.zeros(num_hops + 1),
         output_bytes=np.full(num_hops + 1, float(length * _FLOAT_BYTES)),
     )
-    return SyntheticWorkload(
-        graph, SyntheticKernel(f"fill_{length}", lambda operands: torch.ones(length))
-    )
+    return SyntheticWorkload(graph, SyntheticKernel(f"fill_{length}", _Fill(length)))
