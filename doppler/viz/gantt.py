@@ -21,6 +21,8 @@ PANEL_WIDTHS, OPS_PER_INCH = (7.0, 12.0), 18
 DIGIT_WIDTH = 0.077
 """An op's id is written into its bar where each digit has at least this much of it. [inch]"""
 LEGEND_ENTRIES = 24
+LEGEND_ENTRY_WIDTH = 1.6
+"""With the longest kinds' names. [inch]"""
 MOST_LINK_ROWS = 16
 """Where more links than this carried transfers, those of one source share a row."""
 CHAIN_COLOUR = (0.75, 0.0, 0.1)
@@ -102,7 +104,7 @@ def plot_gantt(
     panels[0].set_yticks(rows.tops + rows.heights / 2, rows.labels)
     panels[0].set_ylim(rows.bottom + GAP, -GAP)
     panels[0].set_xlim(0, end / scale if end > 0 else 1.0)
-    _legend(figure, schedules[0][1], critical_chain)
+    draw_legend(figure, schedules[0][1], critical_chain)
     return save_figure(figure, path)
 
 
@@ -167,7 +169,7 @@ def _hop_boxes(schedule: Schedule, rows: _Rows) -> tuple[np.ndarray, np.ndarray]
     return low, height
 
 
-def _groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
+def groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
     """The colour group of each op (num_ops,) and the name of each group."""
     graph = schedule.problem.graph
     if graph.meta_op is None:
@@ -179,11 +181,11 @@ def _groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
 
 def _draw_panel(panel: Any, schedule: Schedule, rows: _Rows, digit: float, scale: float) -> None:
     """Draws the bars, and the ids of ops whose bars have `digit` [s] for each of their digits."""
-    group, names = _groups(schedule)
+    group, names = groups(schedule)
     colours = np.array(group_colours(len(names)))
     low, height = _op_boxes(schedule, rows)
-    _bars(panel, schedule.start, schedule.finish, low, height, scale, colours[group], 1.0)
-    _bars(
+    draw_bars(panel, schedule.start, schedule.finish, low, height, scale, colours[group], 1.0)
+    draw_bars(
         panel,
         schedule.transfer_start,
         schedule.transfer_finish,
@@ -215,7 +217,7 @@ def _outline_chain(panel: Any, schedule: Schedule, rows: _Rows, scale: float) ->
     )
 
 
-def _bars(
+def draw_bars(
     panel: Any,
     start: np.ndarray,
     finish: np.ndarray,
@@ -271,10 +273,11 @@ def _label_panel(panel: Any, title: str, schedule: Schedule, unit: str, note: st
         )
 
 
-def _legend(figure: Any, schedule: Schedule, critical_chain: bool) -> None:
+def draw_legend(figure: Any, schedule: Schedule, critical_chain: bool = False) -> None:
+    """The colours of a schedule's meta-ops or kinds, below the picture."""
     from matplotlib.patches import Patch
 
-    _, names = _groups(schedule)
+    _, names = groups(schedule)
     colours = group_colours(len(names))
     shown = [Patch(color=c, label=n) for c, n in list(zip(colours, names))[:LEGEND_ENTRIES]]
     if len(names) > LEGEND_ENTRIES:
@@ -286,7 +289,7 @@ def _legend(figure: Any, schedule: Schedule, critical_chain: bool) -> None:
         handles=shown,
         title="meta-op" if known else "kind of op",
         loc="outside lower center",
-        ncols=min(8, len(shown)),
+        ncols=min(int(figure.get_figwidth() / LEGEND_ENTRY_WIDTH), len(shown)),
         fontsize=7,
         title_fontsize=8,
         frameon=False,
