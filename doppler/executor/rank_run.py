@@ -2,9 +2,10 @@
 
 A transfer is two messages on a directed link: a header that says which tensor comes, in what shape
 and since when, and the tensor itself. The receiver takes the header first and so needs neither
-to know the order of arrival nor to hold buffers for what is still far away. The transport starts to
-move a message when both ends have asked for it, and a thread waits for one message only, hence no
-order of sends and arrivals can deadlock.
+to know the order of arrival nor to hold buffers for what is still far away. Small tensors travel
+in the header, which saves them a round trip. The transport starts to move a message when both
+ends have asked for it, and a thread waits for one message only, hence no order of sends and
+arrivals can deadlock.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from doppler.executor.rank_dispatcher import RankDispatcher
 
 _HEADER_TAG, _TENSOR_TAG = 1, 2
 _HEADER_WORDS = 16
+_INLINE_BYTES = 1920
+"""Tensors of up to this size travel in the header message, which always is of one size. [B]"""
+_MESSAGE_WORDS = _HEADER_WORDS + _INLINE_BYTES // 8
 _MOST_DIMENSIONS = _HEADER_WORDS - 5
 _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -217,7 +221,7 @@ class RankRun:
             tensor = self._rank.memory.tensors[hop.op].contiguous()
             header = _encode(hop.transfer.copy - self._plan.num_ops, rank_clock.now(), tensor)
             sends = [group.send([header], hop.target, _HEADER_TAG)]
-            if tensor.numel():
+            if tensor.nbytes > _INLINE_BYTES:
                 sends.append(group.send([tensor], hop.target, _TENSOR_TAG))
             for send in sends:
                 send.wait()
@@ -236,7 +240,7 @@ class RankRun:
         """Job of a receiving lane: all tensors of this run that come from one rank."""
         source, count = task
         rank, plan = self._rank, self._plan
-        header = torch.empty(_HEADER_WORDS, dtype=torch.int64)
+        header = torch.empty(_MESSAGE_WORDS, dtype=torch.int64)
         coming = "a tensor"
         try:
             for _ in range(count):
@@ -249,8 +253,10 @@ class RankRun:
                     buffer = rank.memory.take_buffer(torch.empty(shape, dtype=dtype, device="meta"))
                 if buffer.dtype != dtype:
                     buffer = torch.empty(shape, dtype=dtype)
-                if buffer.numel():
+                if buffer.nbytes > _INLINE_BYTES:
                     rank.group.recv([buffer], source, _TENSOR_TAG).wait()
+                else:
+                    _bytes_of(buffer).copy_(_inline_part(header, buffer.nbytes))
                 finish = rank_clock.now()
                 with self._lock:
                     rank.memory.tensors[transfer.op] = buffer
@@ -342,7 +348,11 @@ def describe_device(plan: DispatchPlan, device: int) -> str:
 
 
 def _encode(index: int, start: float, tensor: torch.Tensor) -> torch.Tensor:
-    """Header of a transfer: which, since when, and what kind of tensor. # (_HEADER_WORDS,)"""
+    """Header of a transfer: which, since when, what kind of tensor, and a small one itself.
+
+    Returns:
+        # (_MESSAGE_WORDS,)
+    """
     if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
         raise ExecutionError(
             f"a tensor of {tensor.dim()} dimensions and {tensor.dtype} cannot be sent; ranks send "
@@ -350,9 +360,24 @@ def _encode(index: int, start: float, tensor: torch.Tensor) -> torch.Tensor:
         )
     words: list[Any] = [index, round(start * 1e9), _DTYPES.index(tensor.dtype), tensor.dim()]
     words += tensor.shape
-    return torch.tensor(words + [0] * (_HEADER_WORDS - len(words)), dtype=torch.int64)
+    message = torch.empty(_MESSAGE_WORDS, dtype=torch.int64)
+    message[: len(words)] = torch.tensor(words, dtype=torch.int64)
+    if tensor.nbytes <= _INLINE_BYTES:
+        _inline_part(message, tensor.nbytes).copy_(_bytes_of(tensor))
+    return message
 
 
-def _decode(header: torch.Tensor) -> tuple[int, float, torch.Size, torch.dtype]:
-    index, start, dtype, dimensions, *shape = header.tolist()
+def _decode(message: torch.Tensor) -> tuple[int, float, torch.Size, torch.dtype]:
+    index, start, dtype, dimensions, *shape = message[:_HEADER_WORDS].tolist()
     return index, start / 1e9, torch.Size(shape[:dimensions]), _DTYPES[dtype]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor. # (nbytes,)"""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _inline_part(message: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """Where a small tensor lies in a header message. # (nbytes,)"""
+    begin = 8 * _HEADER_WORDS
+    return message.view(torch.uint8)[begin : begin + nbytes]

@@ -49,7 +49,10 @@ class Faulty(Adder):
 
 
 def rank_workload(
-    graph: DataflowGraph, faulty: int | None = None, orders: Path | None = None
+    graph: DataflowGraph,
+    faulty: int | None = None,
+    orders: Path | None = None,
+    shape: tuple[int, ...] = (8, 8),
 ) -> FakeWorkload:
     """A `FakeWorkload` that can be pickled; op `faulty` does what the file `orders` says."""
     kernels = []
@@ -58,4 +61,4 @@ def rank_workload(
         if op == faulty and orders is not None:
             run = Faulty(op + 1.0, orders)
         kernels.append(SimpleNamespace(signature=f"add_{op}", run=run))
-    return FakeWorkload(graph, kernels=kernels)
+    return FakeWorkload(graph, shape, kernels=kernels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -13,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,9 @@ def local(executor: DistributedExecutor) -> LocalFleet:
     return executor.fleet
 
 
-GRAPH = random_graph(40, seed=3)
+SHAPE = (32, 32)
+"""4 KiB: too large for the header of a transfer; smaller tensors go by it in other tests."""
+GRAPH = random_graph(40, seed=3, nbytes=4096.0)
 FAULTY = 7
 
 
@@ -84,7 +86,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(orders: Path) -> Iterator[DistributedExecutor]:
     """Two ranks for the whole module: starting Python and torch takes seconds."""
-    with DistributedExecutor(rank_workload(GRAPH, FAULTY, orders), 2) as executor:
+    with DistributedExecutor(rank_workload(GRAPH, FAULTY, orders, SHAPE), 2) as executor:
         yield executor
         processes, folder = local(executor).processes, local(executor)._folder
     assert folder is not None and not folder.exists()
@@ -112,7 +114,7 @@ def test_random_placements_compute_the_reference(executor: DistributedExecutor) 
         schedule = executor.run(devices)
         assert_valid(schedule)
         assert schedule.origin == "measured" and schedule.network == "serial_links"
-        assert schedule.peak_bytes is not None and (schedule.peak_bytes >= 256).all()
+        assert schedule.peak_bytes is not None and (schedule.peak_bytes >= 4096).all()
     one_sided = executor.run(np.zeros(40, int))
     assert one_sided.num_transfers == 0 and (one_sided.finish > 0).all()
 
@@ -187,9 +189,7 @@ def test_a_rank_that_died_between_runs_is_replaced(executor: DistributedExecutor
     assert executor.check(DEVICES).passed
     processes = local(executor).processes
     os.kill(processes[0], signal.SIGKILL)
-    time.sleep(0.05)
-    with contextlib.suppress(ExecutionError):  # the death may be seen a moment too late
-        executor.run(DEVICES)
+    assert wait([local(executor).connections[0]], 10.0)  # its end of the connection is closed
     assert executor.check(DEVICES).passed
     assert not set(processes) & set(local(executor).processes)
 
@@ -254,7 +254,9 @@ def test_a_workload_that_ranks_cannot_read_is_reported(
 
 def test_three_ranks_run_and_end_when_their_driver_is_gone(orders: Path) -> None:
     """The death of a process closes its sockets; here the one to the nursery is, in mid-run."""
-    with DistributedExecutor(rank_workload(GRAPH, FAULTY, orders), 3, choose="b_level") as executor:
+    with DistributedExecutor(
+        rank_workload(GRAPH, FAULTY, orders, SHAPE), 3, choose="b_level"
+    ) as executor:
         devices = np.random.default_rng(1).integers(0, 3, 40)
         assert executor.check(devices).passed
         assert_valid(executor.run(devices))

@@ -251,7 +251,9 @@ def test_tensors_are_sent_once_and_dropped_after_their_last_reader(two_ranks) ->
     assert pair.status.tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64]
+)
 def test_any_shape_and_dtype_arrives_whole(two_ranks, dtype: torch.dtype) -> None:
     tensors = [
         torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
