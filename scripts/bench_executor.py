@@ -38,6 +38,7 @@ from scripts.bench_simulator import Row, machine, markdown
 from scripts.progress import ProgressDisplay
 
 WORKLOADS = ("chainmm", "ffnn", "llama_block", "llama_layer")
+WARMUP = 2
 EMPTY_OPS = 1000
 PARALLEL_OPS, MATRIX_SIZE = 64, 384
 """Independent matrix products that two devices share; some milliseconds each."""
@@ -70,7 +71,7 @@ def overhead_rows(repeats: int) -> Iterator[Row]:
     ):
         workload = empty_workload(EMPTY_OPS, num_chains)
         with CpuExecutor(workload, num_devices) as executor:
-            (measured,) = executor.measure([np.arange(EMPTY_OPS) % num_devices], repeats, 2)
+            (measured,) = executor.measure([np.arange(EMPTY_OPS) % num_devices], repeats, WARMUP)
         # Devices with chains of their own work at once; one chain has one op at a time.
         microseconds = measured.makespans * 1e6 * num_chains / EMPTY_OPS
         moving = num_devices > num_chains
@@ -99,7 +100,7 @@ def parallel_rows(repeats: int) -> Iterator[Row]:
     """Two devices against one on ops that have nothing to do with one another."""
     with CpuExecutor(parallel_workload(), 2) as executor:
         one, two = executor.measure(
-            [np.zeros(PARALLEL_OPS, np.int64), np.arange(PARALLEL_OPS) % 2], repeats, 2
+            [np.zeros(PARALLEL_OPS, np.int64), np.arange(PARALLEL_OPS) % 2], repeats, WARMUP
         )
     ratios = one.makespans / two.makespans
     yield Row("two devices against one, independent products", ratios, "x", 1.8, False)
@@ -138,10 +139,10 @@ def workload_rows(
             for executor, execution in zip(executors, executions, strict=True)
         ]
         runs: list[list[Schedule]] = [[] for _ in executions]
-        for number in range(repeats + 2):
+        for number in range(repeats + WARMUP):
             for index, executor in enumerate(executors):
                 schedule = executor.run(placements[index])
-                if number >= 2:  # the first ones warm up
+                if number >= WARMUP:
                     runs[index].append(schedule)
                 advance()
     finally:
@@ -182,7 +183,7 @@ def run(names: list[str], repeats: int, display: ProgressDisplay) -> Results:
         results.rows += parallel_rows(repeats)
         advance(2, "")
     for name in names:
-        total = (repeats + 2) * (2 if supports_barriers() else 1)
+        total = (repeats + WARMUP) * (2 if supports_barriers() else 1)
         with display.step(name, total) as advance:
             count = iter(range(1, total + 1))
             step = partial(_count, advance, count)

@@ -54,6 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return make_workload(name, block=64)
 
     monkeypatch.setattr(bench_executor, "make_workload", small)
+    monkeypatch.setattr(bench_executor, "WARMUP", 0)
     monkeypatch.setattr(bench_executor, "EMPTY_OPS", 50)
     monkeypatch.setattr(bench_executor, "PARALLEL_OPS", 4)
     monkeypatch.setattr(bench_executor, "MATRIX_SIZE", 16)
