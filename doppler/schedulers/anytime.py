@@ -55,6 +55,10 @@ class Run:
     _began: float = field(default_factory=perf_counter)
     _lock: Any = field(default_factory=Lock, repr=False)
 
+    def restart_clock(self) -> None:
+        """Begins to count seconds now, after preparations that are not the search's."""
+        self._began = perf_counter()
+
     @property
     def seconds(self) -> float:
         """Since the beginning."""
@@ -112,8 +116,8 @@ class AnytimeScheduler(Scheduler):
     and `interrupted`, if it was.
 
     Args:
-        budget_s: stop after so many seconds, or None. What is found then depends on how fast the
-            machine is. [s]
+        budget_s: stop after so many seconds, compiling kernels at their first use not counted, or
+            None. What is found then depends on how fast the machine is. [s]
         budget_evals: stop after so many evaluations, or None; with this budget alone, the same seed
             gives the same result on every machine.
 

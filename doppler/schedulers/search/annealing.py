@@ -18,8 +18,9 @@ from doppler.schedulers.search.chains import Chain
 from doppler.schedulers.search.local_search import improve
 from doppler.schedulers.search.state import BEST, TEMPERATURE
 
-RANDOM_TEMPERATURE, START_TEMPERATURE = 0.5, 0.1
-"""Of a search that begins at random, and of one that begins with a good placement."""
+RANDOM_TEMPERATURE, START_TEMPERATURES = 0.5, (0.1, 0.5)
+"""Of a search that begins at random; of the chains, in turn, of one that begins with a good
+placement: how much of that should be kept cannot be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,8 @@ class SimulatedAnnealing(SimulatedSearch):
     """Simulated annealing.
 
     Args:
-        initial_temperature: in mean op durations; None: 0.5 from a random placement, 0.1 from a
-            good one, which more would destroy.
+        initial_temperature: in mean op durations; None: 0.5 from a random placement, from a good
+            one 0.1 in every other chain, which keeps more of it.
         final_temperature: in mean op durations.
 
     Raises:
@@ -36,13 +37,15 @@ class SimulatedAnnealing(SimulatedSearch):
     """
 
     initial_temperature: float | None = None
-    final_temperature: float = 0.01
+    final_temperature: float = 0.001
     name: ClassVar[str] = "annealing"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         initial = (
-            START_TEMPERATURE if self.initial_temperature is None else self.initial_temperature
+            min(START_TEMPERATURES)
+            if self.initial_temperature is None
+            else self.initial_temperature
         )
         for value in (initial, self.final_temperature):
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -55,12 +58,20 @@ class SimulatedAnnealing(SimulatedSearch):
                 f"<= {initial:g} (initial)"
             )
 
-    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
+    def make_chain(self, run: Run, space: Space, seed: int) -> AnnealingChain:
         """See `SimulatedSearch.make_chain`."""
         initial = self.initial_temperature
         if initial is None:
-            initial = RANDOM_TEMPERATURE if space.devices is None else START_TEMPERATURE
+            initial = RANDOM_TEMPERATURE if space.devices is None else START_TEMPERATURES[0]
         return AnnealingChain(run, space, seed, initial, self.final_temperature)
+
+    def make_chains(self, run: Run, space: Space, seeds: list[int]) -> list[Chain]:
+        """See `SimulatedSearch.make_chains`."""
+        chains = [self.make_chain(run, space, seed) for seed in seeds]
+        if self.initial_temperature is None and space.devices is not None:
+            for index, chain in enumerate(chains):
+                chain.initial = START_TEMPERATURES[index % len(START_TEMPERATURES)]
+        return list(chains)
 
 
 class AnnealingChain:
@@ -74,7 +85,7 @@ class AnnealingChain:
     def __init__(self, run: Run, space: Space, seed: int, initial: float, final: float) -> None:
         self._space = space
         self.state = space.state(run, seed)
-        self._initial, self._final = initial, final
+        self.initial, self._final = initial, final
 
     @property
     def makespan(self) -> float:
@@ -89,6 +100,6 @@ class AnnealingChain:
         return self.state.best_order if len(self.state.best_order) else None
 
     def advance(self, fraction: float, evaluations: int) -> int:
-        cooled = self._initial * (self._final / self._initial) ** fraction
+        cooled = self.initial * (self._final / self.initial) ** fraction
         self.state.values[TEMPERATURE] = cooled * self._space.op_seconds
         return int(improve(self._space.tables, self._space.hood, self.state, evaluations))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from doppler.errors import ConfigurationError
+from doppler.graph import DataflowGraph
+from doppler.hardware import CostModel, make_topology
+from doppler.problem import PlacementProblem
 from doppler.schedulers.anytime import AnytimeScheduler, Run
 from doppler.schedulers.base import Proposal, Scheduler, check_count
 from doppler.schedulers.critical_path import CriticalPath, critical_path_priorities
@@ -20,6 +23,7 @@ from doppler.schedulers.search.neighbourhood import (
     make_neighbourhood,
 )
 from doppler.schedulers.search.state import State, make_state
+from doppler.simulator import Simulator
 from doppler.simulator.search import SearchTables, search_tables
 
 BEGINNINGS = ("random", "critical_path", "lists")
@@ -27,6 +31,9 @@ _BEGINNING_RESTARTS = 32
 """Critical-path runs of which a search begins with the best."""
 _LISTS: tuple[tuple[Scheduler, int], ...] = ((Heft(), 100_000), (Peft(), 100_000), (Dls(), 5_000))
 """Other list schedulers that a search may begin with, for graphs of up to so many ops."""
+
+_compiled: set[tuple[type, str, str, str]] = set()
+"""What `SimulatedSearch._compile` has been through in this process."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,15 @@ class SimulatedSearch(AnytimeScheduler):
     def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
         """One of the chains; must depend on nothing but its arguments."""
 
+    def make_chains(self, run: Run, space: Space, seeds: list[int]) -> list[Chain]:
+        """All chains, one per seed."""
+        return [self.make_chain(run, space, seed) for seed in seeds]
+
     def search(self, run: Run) -> Proposal:
         """See `AnytimeScheduler.search`."""
         nominal = getattr(run.simulator, "simulator", run.simulator)
+        self._compile(nominal)
+        run.restart_clock()
         given = nominal.choose == "given"
         tables = search_tables(nominal)
         hood = make_neighbourhood(
@@ -134,11 +147,27 @@ class SimulatedSearch(AnytimeScheduler):
             op_seconds=float(run.problem.mean_op_seconds.mean()),
         )
         seeds = run.rng.integers(0, 2**63, self.chains)
-        chains = [self.make_chain(run, space, int(seed)) for seed in seeds]
+        chains = self.make_chains(run, space, seeds.tolist())
         run_chains(run, chains, self.num_threads)
         found = [Found(chain.makespan, chain.devices, chain.order) for chain in chains]
         # The budget may end before the first chain, and another objective may prefer the beginning.
         return _proposal(run, nominal, found if beginning is None else [*found, beginning])
+
+    def _compile(self, simulator: Any) -> None:
+        """Compiles the kernels on a tiny problem, so that no budget goes into it."""
+        key = (type(self), self.begin, simulator.network, simulator.choose)
+        if key in _compiled:
+            return
+        _compiled.add(key)
+        graph = DataflowGraph.from_edges("compile", 4, np.array([[0, 1], [0, 2], [1, 3], [2, 3]]))
+        topology = make_topology("ideal", 2)
+        costs = CostModel(
+            np.ones((4, 2)), np.ones(4), np.zeros(2), np.ones(2), source="to compile kernels"
+        )
+        problem = PlacementProblem(graph, topology, costs)
+        tiny = Simulator(problem, simulator.network, simulator.choose)
+        quick = replace(self, budget_s=None, budget_evals=200 * self.chains)
+        quick.search(Run(problem, tiny, np.random.default_rng(0), budget_evals=200 * self.chains))
 
     def _beginning(
         self, run: Run, simulator: Any, given: bool

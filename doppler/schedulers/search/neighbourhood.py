@@ -36,7 +36,7 @@ DEFAULT_WEIGHTS = {
     "swap": 1.0,
     "pair": 1.0,
     "cluster": 1.0,
-    "critical": 0.5,
+    "critical": 2.0,
     "meta_op": 0.1,
     "tail": 0.02,
     "order_swap": 1.0,
