@@ -341,7 +341,7 @@ COMMON = [
     ({"moves": {"jump": 1}}, "moves: 'jump' is unknown"),
 ]
 OWN = [
-    ("annealing", {"initial_temperature": 0.001}, "temperatures: not 0 < 0.01 .* <= 0.001"),
+    ("annealing", {"initial_temperature": 0.0001}, "temperatures: not 0 < 0.001 .* <= 0.0001"),
     ("annealing", {"final_temperature": 0}, "temperatures: not 0 < 0"),
     ("annealing", {"final_temperature": "low"}, "temperatures: 'low' is not a number"),
     ("annealing", {"initial_temperature": float("nan")}, "temperatures: not 0 < .* <= nan"),
