@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from time import perf_counter, sleep
+from time import perf_counter, sleep, thread_time
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ SPIN_SECONDS = 2e-4
 """The end of a wait that is spun: the system wakes a sleeper about 0.1 ms late. [s]"""
 
 STALL_SECONDS = 5e-4
-"""Waking up later than this is a stall: the machine was busy with something else. [s]"""
+"""Not being woken, or not being run, for longer is a stall: the machine was busy otherwise. [s]"""
 
 
 class Clock(Protocol):
@@ -125,11 +125,11 @@ class EmulatedExecutor(Executor):
     """Runs placements on devices that only sleep; schedules have the origin "emulated".
 
     An op or hop finishes at its deadline, start plus the cost model's seconds; what waits for it
-    starts when the dispatcher has taken that in. A wake-up that is `STALL_SECONDS` late stops the
-    emulated clock for that long, so that it delays all devices and links alike. Tasks that are
-    handed out together start at the moment at which the dispatcher looked at the clock, since on
-    real devices its work is not done by one thread for all of them. Memory is counted as the
-    simulator does.
+    starts when the dispatcher has taken that in. A stall, that is a wake-up `STALL_SECONDS` late or
+    as long without the processor amid dispatching, stops the emulated clock, so that it delays all
+    devices and links alike; a dispatcher with too much to do does not. Tasks that are handed out
+    together start at the moment at which the dispatcher looked at the clock, since on real devices
+    its work is not done by one thread for all of them. Memory is counted as the simulator does.
 
     Args:
         workload: a workload, or a problem alone: kernels are not needed.
@@ -277,6 +277,7 @@ class _EmulatedRun:
         self._hops: list[tuple[HopTask, float, float]] = []
         self.late: list[float] = []  # [s] of the schedule
         self.stalls: list[float] = []  # [s] of the schedule
+        self._zero = 0.0
 
     def run(self, clock: Clock, timeout_s: float) -> Schedule:
         """Waits for one deadline after the other.
@@ -286,9 +287,10 @@ class _EmulatedRun:
             CapacityError: a tensor would not fit on its device.
         """
         dispatcher = self._dispatcher
-        began = zero = clock.now()
-        now, count = 0.0, 0
+        began = woken = clock.now()
+        self._zero, now, count = began, 0.0, 0
         pending: list[tuple[float, int, Task]] = []
+        used = thread_time()
         tasks = dispatcher.begin(now)
         while True:
             for task in tasks:
@@ -299,15 +301,15 @@ class _EmulatedRun:
             if not pending:
                 return self._schedule()
             first = pending[0][0]
-            if zero + first - began > timeout_s:
+            if self._zero + first - began > timeout_s:
                 raise self._overdue(timeout_s)
-            asleep = max(zero + first, clock.now())
-            clock.sleep_until(zero + first)
+            done = clock.now()
+            self._stop_clock((done - woken) - (thread_time() - used))
+            clock.sleep_until(self._zero + first)
             woken = clock.now()
-            if woken - asleep > STALL_SECONDS:
-                zero += woken - asleep
-                self.stalls.append((woken - asleep) / self._scale)
-            now = max(first, woken - zero)
+            self._stop_clock(woken - max(self._zero + first, done))
+            used = thread_time()
+            now = max(first, woken - self._zero)
             while pending and pending[0][0] <= now:
                 finish, _, task = heappop(pending)
                 self.late.append((now - finish) / self._scale)
@@ -317,6 +319,12 @@ class _EmulatedRun:
                     dispatcher.on_hop_finished(task, finish)
             tasks = dispatcher.start_tasks()
             dispatcher.released.clear()
+
+    def _stop_clock(self, lost: float) -> None:
+        """Moves the start of the run, and with it all deadlines, by what a stall took. [s]"""
+        if lost > STALL_SECONDS:
+            self._zero += lost
+            self.stalls.append(lost / self._scale)
 
     def _seconds(self, task: Task) -> float:
         if isinstance(task, OpTask):

@@ -185,18 +185,29 @@ def test_who_finished_first_is_served_first_though_both_are_taken_in_at_once() -
     assert schedule.transfer_ops.tolist() == [1, 0]
 
 
+class SlowClock(VirtualClock):
+    """Every look at it takes some of its time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def now(self) -> float:
+        self.time += self.seconds
+        return self.time
+
+
 def test_an_overloaded_dispatcher_is_late_and_does_not_stop_the_clock() -> None:
-    class Slow(VirtualClock):
-        """Every look at the clock takes 0.3 ms of it, as if dispatching were slow."""
-
-        def now(self) -> float:
-            self.time += 0.0003
-            return self.time
-
-    problem = chain_problem([0.0001] * 20)
-    executor = EmulatedExecutor(problem, clock=Slow())
+    executor = EmulatedExecutor(chain_problem([0.0001] * 20), clock=SlowClock(0.0003))
     assert executor.run([0] * 20).makespan > 3 * 20 * 0.0001
     assert executor.lateness.stalls == 0 and executor.lateness.median > 0.0003
+
+
+def test_a_dispatcher_without_a_processor_stops_the_clock() -> None:
+    # The clock takes 1 s at every look, in which this thread does not compute.
+    executor = EmulatedExecutor(chain_problem([0.5] * 4), clock=SlowClock(1.0))
+    assert executor.run([0] * 4).makespan == pytest.approx(2.0, abs=0.1)
+    assert executor.lateness.stalls == 8 and executor.lateness.max < 0.1
 
 
 @pytest.mark.parametrize(("num_devices", "num_ops"), [(4, 40), (8, 60), (64, 128)])
