@@ -85,7 +85,7 @@ def test_all_ranks_together_do_what_the_simulator_does(seed, num_devices, choose
     costs = replace(
         problem.cost_model,
         op_seconds=rng.integers(1, 5, (25, num_devices)) * 1e-4,
-        transfer_volume=rng.integers(1, 4, 25) * 1e6,
+        transfer_volume=rng.integers(1, 20, 25) * 1e6,
     )
     problem = replace(problem, cost_model=costs)
     devices, order = rng.integers(0, num_devices, 25), rng.permutation(25)
@@ -255,21 +255,21 @@ def test_tensors_are_sent_once_and_dropped_after_their_last_reader(two_ranks) ->
     "dtype", [torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64]
 )
 def test_any_shape_and_dtype_arrives_whole(two_ranks, dtype: torch.dtype) -> None:
-    tensors = [
-        torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
-        torch.tensor(5),
-        torch.ones(0, 3),
-    ]
+    turned = torch.arange(9600).reshape(20, 30, 16).permute(2, 0, 1)
+    edge = torch.arange(rank_run._INLINE_BYTES // dtype.itemsize)  # the largest in a header
+    tensors = [turned, turned[:1, :1], torch.ones(0, 3), torch.tensor(5), edge]
+    tensors.append(torch.cat([edge, torch.ones(1)]))
     tensors = [tensor.to(dtype) for tensor in tensors]
-    graph = DataflowGraph.from_edges("send", 6, [(0, 3), (1, 4), (2, 5)])
-    problem_graph = replace(graph, flops=np.ones(6), output_bytes=np.ones(6))
-    workload = rank_workload(problem_graph)
+    graph = DataflowGraph.from_edges(
+        "send", 12, [(op, op + 6) for op in range(6)], flops=np.ones(12), output_bytes=np.ones(12)
+    )
+    workload = rank_workload(graph)
     for op, tensor in enumerate(tensors):
         workload.kernels[op].run = lambda operands, tensor=tensor: tensor
-        workload.kernels[op + 3].run = lambda operands: operands[1].clone()
-    _, traces = two_ranks(workload).run([0, 0, 0, 1, 1, 1])
+        workload.kernels[op + 6].run = lambda operands: operands[1].clone()
+    _, traces = two_ranks(workload).run([0] * 6 + [1] * 6)
     for op, tensor in enumerate(tensors):
-        arrived = traces[1].outputs[op + 3]
+        arrived = traces[1].outputs[op + 6]
         assert arrived.dtype == dtype and torch.equal(arrived, tensor)
 
 
