@@ -1,7 +1,7 @@
 """Evaluates placements: those of a run, those in files, and the schedulers', in one table.
 
 python scripts/evaluate.py run=runs/train/2026-11-30_12-00-00
-python scripts/evaluate.py workload=ffnn topology=cpu placements=[a.json,b.json]
+python scripts/evaluate.py workload=ffnn topology=cpu placements=[a.json,b.json] overlay=true
 python scripts/evaluate.py run=runs/train/2026-11-30_12-00-00 \\
     +scheduler@schedulers.annealing=annealing schedulers.annealing.budget_s=5
 """
@@ -62,6 +62,9 @@ def run(config: DictConfig) -> RunFolder:
     table.save(folder.results_csv, folder.results_markdown)
     drawn = [row for row in table.rows if row.simulated is not None]
     pictures = [report.draw_gantt(row, folder).name for row in drawn]
+    if config.overlay:
+        overlays = [report.draw_overlay(row, folder) for row in drawn]
+        pictures += [path.name for path in overlays if path is not None]
     if drawn:
         pictures.append(report.write_traces(drawn, folder).name)
     summary = {"problem": setup.problem.name, "results": report.table_summary(table)}

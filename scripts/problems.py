@@ -103,19 +103,24 @@ class CalibratedCost:
         """See `CostSource.problem`.
 
         Raises:
-            ConfigurationError: the topology is not the CPU devices, which are what is measured.
+            ConfigurationError: the topology is not the devices that are or were measured.
         """
         from doppler.executor import Profile
 
         tensors, devices = _with_kernels(workload, topology)
-        if not devices.name.startswith("cpu"):
+        given = None if self.profile is None else Profile.load(to_absolute_path(self.profile))
+        backend = "cpu" if given is None else str(given.environment["backend"])
+        if (backend == "cpu") != devices.name.startswith("cpu"):
             raise ConfigurationError(
                 f"simulator=calibrated measures CPU devices, the topology is {devices.name}: use "
                 "simulator=preset, or topology=cpu"
+                if backend == "cpu"
+                else f"simulator.cost.profile is of {backend} devices, the topology is "
+                f"{devices.name}: choose another one, for example topology=v100"
             )
-        shared = sweep_profile(tensors, devices.num_devices) if self.profile is None else None
-        if self.profile is not None:
-            profile = Profile.load(to_absolute_path(self.profile))
+        shared = sweep_profile(tensors, devices.num_devices) if given is None else None
+        if given is not None:
+            profile = given
         elif shared is not None and shared.exists():
             profile = Profile.load(shared)
         else:
@@ -327,9 +332,13 @@ def default_cache() -> Path:
 
 
 def run_calibration(
-    workload: Workload, num_devices: int, repeats: int | None, progress: ProgressDisplay
+    workload: Workload,
+    num_devices: int,
+    repeats: int | None,
+    progress: ProgressDisplay,
+    backend: str = "cpu",
 ) -> Profile:
-    """Times every kernel and copy of a workload on CPU devices, showing how far it is."""
+    """Times every kernel and copy of a workload on an executor's devices, showing progress."""
     from doppler.executor import calibrate
 
     options: dict[str, Any] = {} if repeats is None else {"repeats": repeats}
@@ -345,6 +354,7 @@ def run_calibration(
             workload,
             num_devices,
             progress=lambda done, total: advance(round(100 * done / total), f"{done} of {total}"),
+            backend=backend,
             **options,
         )
 

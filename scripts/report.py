@@ -16,7 +16,7 @@ from doppler import Placement, Schedule
 from doppler.errors import CapacityError, ConfigurationError, UnknownQuantityError
 from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
-from doppler.viz import plot_gantt, write_trace
+from doppler.viz import plot_gantt, plot_overlay, write_trace
 from doppler.viz.figure import format_seconds
 from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, tie_note
@@ -137,6 +137,14 @@ def draw_gantt(row: Row, folder: RunFolder) -> Path:
     panels = _panels(row)
     notes = [tie_note(row) if schedule is row.simulated else "" for _, schedule in panels]
     return plot_gantt(panels, folder.gantt(row.label), notes=notes)
+
+
+def draw_overlay(row: Row, folder: RunFolder) -> Path | None:
+    """Lays a row's measured schedule under its simulated one; None where one is missing."""
+    if row.simulated is None or row.measurement is None:
+        return None
+    measured = row.measurement.schedule
+    return plot_overlay(row.simulated, measured, folder.overlay(row.label), title=row.label)
 
 
 def write_traces(rows: Sequence[Row], folder: RunFolder) -> Path:

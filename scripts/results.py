@@ -53,6 +53,7 @@ CSV_COLUMNS = (
     "measured_makespan_q1_s",
     "measured_makespan_q3_s",
     "measured_runs",
+    "measured_outliers",
     "simulation_error_percent",
     "speed_up_over_single_device",
     "gap_to_lower_bound_percent",
@@ -146,6 +147,7 @@ class ResultsTable:
             cells["measured_makespan_q1_s"] = float(measured.q1)
             cells["measured_makespan_q3_s"] = float(measured.q3)
             cells["measured_runs"] = len(measured.makespans)
+            cells["measured_outliers"] = len(measured.outliers)
             if simulated is not None:
                 error = 100 * (simulated.makespan / float(measured.median) - 1)
                 cells["simulation_error_percent"] = error
@@ -320,6 +322,7 @@ def _footnotes(
             "interleaved; speed-up and utilisation are measured, speed-up is over "
             f"{table.single_device}"
         )
+        notes += _outlier_note(table)
     else:
         notes.append(
             f"{UNKNOWN} measured makespan, simulation error, result check: no executor, nothing "
@@ -353,6 +356,13 @@ def _emulation_notes(table: ResultsTable, repeats: int, warmup: int) -> list[str
         "the emulated clock stood still",
         f"{UNKNOWN} result check: emulated devices have no results",
     ]
+
+
+def _outlier_note(table: ResultsTable) -> list[str]:
+    """Which runs are far from the others of their row."""
+    measured = [(row.label, row.measurement) for row in table.rows if row.measurement is not None]
+    found = "; ".join(f"{label}{m.outlier_note()}" for label, m in measured if m.outliers)
+    return [f"by median absolute deviation, counted all the same: {found}"] if found else []
 
 
 def _drift_note(table: ResultsTable) -> list[str]:

@@ -73,6 +73,9 @@ class RunFolder:
     def gantt(self, label: str) -> Path:
         return self.path / f"gantt_{file_name(label)}.png"
 
+    def overlay(self, label: str) -> Path:
+        return self.path / f"overlay_{file_name(label)}.png"
+
     def placement(self, label: str) -> Path:
         return self.path / f"placement_{file_name(label)}.json"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,9 +108,11 @@ def test_placement_files_are_evaluated_on_real_devices(command: Command, tmp_pat
     assert command(place, *SMALL, "topology=cpu", "simulator=preset", "output=p.json") == 0
     assert command(
         evaluate, *SMALL, "topology=cpu", "simulator=preset", "placements=[p.json]",
-        "~scheduler@schedulers.enumerative", "executor.repeats=3", "run_dir=out",
+        "~scheduler@schedulers.enumerative", "executor.repeats=3", "run_dir=out", "overlay=true",
     ) == 0  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "out" / "results.csv").open()))
+    overlays = {path.name for path in (tmp_path / "out").glob("overlay_*.png")}
+    assert {"overlay_single_device.png", "overlay_critical_path.png"} <= overlays
     assert [row["result_check"] for row in rows] == ["passed"] * 5
     assert {row["measured_runs"] for row in rows} == {"3"}
 
@@ -126,7 +129,10 @@ def test_a_calibration_profile_is_written_and_used(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert command(calibrate, *SMALL, "repeats=3", "output=profile.json") == 0
-    assert "simulator.cost.profile=" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "simulator.cost.profile=" in printed
+    assert re.search(r"kernels: \d+ measured, 0 estimated", printed)
+    assert re.search(r"other kernels: estimated by regression .* over \d+ measured", printed)
     assert command(
         place, *SMALL, "topology=cpu", "simulator.cost.profile=profile.json", "output=p.json"
     ) == 0  # fmt: skip
@@ -136,6 +142,13 @@ def test_a_calibration_profile_is_written_and_used(
     ) == 0  # fmt: skip
     assert "calibrated" in (tmp_path / "out" / "results.md").read_text()
     assert json.loads((tmp_path / "p.json").read_text())["simulated_makespan"] > 0
+
+
+def test_calibrating_refuses_executors_without_devices(
+    command: Command, capsys: pytest.CaptureFixture
+) -> None:
+    assert command(calibrate, *SMALL, "executor=emulated") == 2
+    assert "executor=emulated cannot be calibrated; known: cpu, cuda" in capsys.readouterr().err
 
 
 def test_the_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,18 @@ def test_numbers_of_a_measured_table_by_hand() -> None:
     assert policy["device_utilisation_percent"] == pytest.approx(100 * 11.25 / 15)
 
 
+def test_outliers_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = table_of(fork_problem([8.0, 8.0, 8.0]), measured=True)
+    assert plain.numbers(plain.rows[0])["measured_outliers"] == 0
+    assert not any("outlier" in note for note in plain.footnotes)
+    factors = np.array([1.0, 1.1, 1.0, 1.1, 9.0])
+    monkeypatch.setattr(np, "linspace", lambda *_: factors)
+    table = table_of(fork_problem([8.0, 8.0, 8.0]), measured=True)
+    assert [table.numbers(row)["measured_outliers"] for row in table.rows] == [1, 1, None]
+    (note,) = (note for note in table.footnotes if "outlier" in note)
+    assert "single device, 1 outlier of 5 runs (run 4); DOPPLER-SIM, 1 outlier" in note
+
+
 def test_an_unmeasured_table_compares_simulated_makespans() -> None:
     table = table_of(fork_problem([8.0, 8.0, 8.0]), measured=False)
     policy = table.numbers(table.rows[1])
