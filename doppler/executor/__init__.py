@@ -4,6 +4,7 @@ from doppler.executor.base import Executable, Executor
 from doppler.executor.calibration import calibrate
 from doppler.executor.contention import predict
 from doppler.executor.cpu import CpuExecutor
+from doppler.executor.cuda import CudaExecutor
 from doppler.executor.dispatcher import Dispatcher
 from doppler.executor.distributed import DistributedExecutor
 from doppler.executor.emulated import EmulatedExecutor, Lateness
@@ -16,6 +17,7 @@ from doppler.executor.result_check import ResultCheck
 __all__ = [
     "CopyTiming",
     "CpuExecutor",
+    "CudaExecutor",
     "DispatchPlan",
     "Dispatcher",
     "DistributedExecutor",

@@ -13,7 +13,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from executor_fakes import FakeWorkload
+
+from doppler.graph import DataflowGraph
 
 LAUNCH = 4e-6
 CALL = 1e-6
@@ -56,8 +60,10 @@ class FakeCuda:
         failing: what a kernel raises when it is launched, by its `run`.
         harmful: kernels that poison the context when they have run.
         harmed: pairs of GPUs between which copies arrive wrong.
+        stalls: of the host, next one last, each while it waits for an event. [s]
         log: ("launch" | "copy" | "record" | "wait", details) in the order of the calls.
         spans: (start, end) of kernels, by `run`, on the true clock.
+        most_tensors: that lived at a time.
         most_queued: kernels in one stream and not ended, at most, when one was launched.
     """
 
@@ -73,8 +79,10 @@ class FakeCuda:
         self.harmed: set[tuple[int, int]] = set()
         self.log: list[tuple[str, Any]] = []
         self.spans: dict[Any, tuple[float, float]] = {}
+        self.stalls: list[float] = []
         self.violations: list[str] = []
         self.most_queued = 0
+        self.most_tensors = 0
         self.num_pinned = 0
         self.num_events = 0
         self.poisoned_at = math.inf
@@ -118,7 +126,7 @@ class FakeCuda:
 
     def finish(self, event: FakeEvent) -> None:
         self._call()
-        self.now = max(self.now, event.at)
+        self.now = max(self.now, event.at) + (self.stalls.pop() if self.stalls else 0.0)
 
     def launch(
         self,
@@ -206,7 +214,10 @@ class FakeCuda:
         self, tensor: torch.Tensor, place: object, written: float, owner: FakeStream | None = None
     ) -> torch.Tensor:
         key = id(tensor)
+        if key in self._uses:  # a kernel that writes nothing and returns the same every time
+            return tensor
         use = self._uses[key] = _Use(place, written, owner)
+        self.most_tensors = max(self.most_tensors, len(self._uses))
         weakref.finalize(tensor, self._freed, key, use)
         return tensor
 
@@ -222,3 +233,13 @@ class FakeCuda:
         del self._uses[key]
         if self.now < use.in_use_until < math.inf:
             self.violations.append(f"freed at {self.now}, in use until {use.in_use_until}")
+
+
+def chain(num_ops: int) -> FakeWorkload:
+    """Ops one after the other, which add."""
+    edges = [(op, op + 1) for op in range(num_ops - 1)]
+    return FakeWorkload(
+        DataflowGraph.from_edges(
+            "chain", num_ops, edges, flops=np.ones(num_ops), output_bytes=np.full(num_ops, 256.0)
+        )
+    )

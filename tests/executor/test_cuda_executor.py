@@ -7,22 +7,20 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cuda_fakes import FakeCuda
+from cuda_fakes import FakeCuda, chain
 from executor_fakes import FakeWorkload, random_graph
 
 from doppler.errors import (
-    CapacityError,
     ConfigurationError,
     ExecutionError,
     InvalidProblemError,
 )
-from doppler.executor import cuda as cuda_module
 from doppler.executor.cuda import CudaExecutor
 from doppler.executor.cuda_devices import CudaDevices
-from doppler.graph import DataflowGraph
-from doppler.hardware import Device, Link, Topology, make_topology
+from doppler.executor.cuda_run import CudaRun
+from doppler.hardware import CostModel, Device, Link, Topology, make_topology
 from doppler.schedule import Placement
-from doppler.workloads import make_workload
+from doppler.simulator import Simulator
 
 POLLING = 80e-6
 """What the fake host needs to notice ends and to launch, at most. [s]"""
@@ -74,15 +72,6 @@ def test_every_rule_runs(choose: str, execution: str) -> None:
     assert cuda.violations == []
 
 
-def chain(num_ops: int) -> FakeWorkload:
-    edges = [(op, op + 1) for op in range(num_ops - 1)]
-    return FakeWorkload(
-        DataflowGraph.from_edges(
-            "chain", num_ops, edges, flops=np.ones(num_ops), output_bytes=np.full(num_ops, 256.0)
-        )
-    )
-
-
 def test_a_queue_keeps_the_device_at_work() -> None:
     gaps = {}
     for depth in (1, 2):
@@ -93,8 +82,19 @@ def test_a_queue_keeps_the_device_at_work() -> None:
     assert gaps[2] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_times_are_those_of_the_host() -> None:
+def test_tensors_are_dropped_after_their_last_reader() -> None:
+    cuda = FakeCuda()
+    with CudaExecutor(chain(30), 2, streams=cuda) as executor:
+        executor.run(np.arange(30) // 3 % 2)
+    # Input tiles of two devices; op, consumer and the one queued behind; the one under way.
+    assert cuda.most_tensors <= 4 + 4
+    assert cuda.violations == []
+
+
+@pytest.mark.parametrize("stalls", [[], [3e-3, 0.0, 2e-3, 1e-3, 1e-3]])
+def test_times_are_those_of_the_host(stalls: list[float]) -> None:
     workload, cuda = FakeWorkload(random_graph(12, seed=5, density=0.3)), FakeCuda(2)
+    cuda.stalls = stalls * 2  # while the clocks of two GPUs are read, five times each
     with CudaExecutor(workload, 3, streams=cuda) as executor:
         schedule = executor.run(np.arange(12) % 3)
         error = executor.environment()["clock_error"]
@@ -104,6 +104,53 @@ def test_times_are_those_of_the_host() -> None:
     np.testing.assert_allclose(schedule.finish, spans[:, 1] - zero, atol=2 * error)
     assert (schedule.start <= spans[:, 0] - zero + 2 * error).all()
     assert 0 <= schedule.start.min() < 50e-6
+
+
+def test_nothing_starts_before_zero_though_clocks_disagree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = CudaRun._read_clocks
+
+    def early(self: CudaRun, gpu: int) -> tuple:
+        event, seconds = read(self, gpu)
+        return event, seconds - 5e-3
+
+    monkeypatch.setattr(CudaRun, "_read_clocks", early)
+    with CudaExecutor(chain(3), 1, streams=FakeCuda()) as executor:
+        schedule = executor.run([0] * 3)
+    assert schedule.start[0] == 0.0
+    schedule.validate(tolerance=POLLING)
+
+
+@pytest.mark.parametrize("network", ["serial_links", "contention_free"])
+def test_without_queues_ops_run_in_the_order_of_the_simulator(network: str) -> None:
+    graph = random_graph(40, seed=11, density=0.1)
+    workload, cuda = FakeWorkload(graph), FakeCuda()
+    rng = np.random.default_rng(11)
+    seconds = rng.uniform(0.5e-3, 5e-3, 40)
+    cuda.seconds = {k.run: s for k, s in zip(workload.kernels, seconds.tolist(), strict=True)}
+    topology = make_topology("v100", 3)
+    costs = CostModel(
+        op_seconds=np.repeat(seconds[:, None], 3, axis=1),
+        transfer_volume=np.zeros(40),
+        link_latency=np.full(topology.num_links, cuda.copy_seconds),
+        link_seconds_per_unit=np.zeros(topology.num_links),
+        source="test",
+    )
+    problem = workload.problem(topology, costs)
+    devices = random_devices(40, 3, 11)
+    simulated = Simulator(problem, network=network).run(devices)
+    with CudaExecutor(
+        workload, 3, streams=cuda, depth=1, problem=problem, network=network
+    ) as executor:
+        measured = executor.run(devices)
+    for device in range(3):
+        ops = np.flatnonzero(devices == device)
+        np.testing.assert_array_equal(
+            ops[np.argsort(measured.start[ops])], ops[np.argsort(simulated.start[ops])]
+        )
+    assert measured.makespan == pytest.approx(simulated.makespan, rel=0.03)
+    np.testing.assert_array_equal(measured.peak_bytes, simulated.peak_bytes)
 
 
 def between(cuda: FakeCuda, first: int, last: int, kind: str) -> list:
@@ -127,6 +174,18 @@ def test_copies_wait_for_producers_and_consumers_for_copies() -> None:
     copied = between(cuda, copy, consumer, "record")[0]
     assert copied[1] == link
     assert (second, copied[0]) in between(cuda, copy, consumer, "wait")
+
+
+def test_the_second_hop_of_a_route_waits_for_the_first() -> None:
+    workload, cuda = chain(2), FakeCuda(2)
+    problem = workload.problem(make_topology("host_staged", 2))
+    with CudaExecutor(workload, 2, streams=cuda, problem=problem) as executor:
+        executor.run([0, 1])
+    up, down = (i for i, (what, _) in enumerate(cuda.log) if what == "copy")
+    assert [cuda.log[i][1][1] for i in (up, down)] == [(0, "host"), ("host", 1)]
+    copied = between(cuda, up, down, "record")[0]
+    assert copied[1] == cuda.log[up][1][0]
+    assert (cuda.log[down][1][0], copied[0]) in between(cuda, up, down, "wait")
 
 
 def test_the_fake_notices_what_it_is_for() -> None:
@@ -187,7 +246,9 @@ def test_a_route_over_a_host_takes_two_hops() -> None:
     problem = workload.problem(make_topology("host_staged", 3))
     with CudaExecutor(workload, 3, streams=cuda, problem=problem) as executor:
         assert executor.check(np.arange(20) % 3).passed
+        pinned = cuda.num_pinned
         schedule = executor.run(np.arange(20) % 3)
+        assert cuda.num_pinned == pinned > 0  # the host's buffers are used again
     assert len(schedule.transfer_ops) == 2 * schedule.num_transfers > 0
     schedule.validate(tolerance=POLLING)
     assert cuda.violations == []
@@ -200,6 +261,7 @@ def test_events_are_used_again() -> None:
         made = cuda.num_events
         executor.run(np.arange(30) % 2)
         assert cuda.num_events - made == 5  # to read the clocks
+    assert cuda.make_stream(0).number == 4  # after those of two devices and two links
 
 
 def test_devices_that_share_a_gpu_are_called_logical() -> None:
@@ -245,78 +307,6 @@ def test_tf32_is_off_and_restored() -> None:
     assert seen == [False, True, False, True]
 
 
-def test_out_of_memory_is_named_and_the_next_run_works() -> None:
-    workload, cuda = FakeWorkload(random_graph(20, seed=8)), FakeCuda()
-    devices = np.arange(20) % 2
-    with CudaExecutor(workload, 2, streams=cuda) as executor:
-        broken = workload.kernels[7].run
-        cuda.failing[broken] = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried\nmuch")
-        with pytest.raises(
-            ExecutionError,
-            match=r"op 7 \(op_7\), kernel 'add\d+', on device 1 \(cuda0.logical1, Pretence 9000\): "
-            r"out of memory: CUDA out of memory. Tried$",
-        ) as caught:
-            executor.run(devices)
-        assert isinstance(caught.value.__cause__, torch.cuda.OutOfMemoryError)
-        assert cuda.num_tensors == 0  # although the error is still held
-        cuda.failing.clear()
-        assert executor.check(devices).passed
-    assert cuda.violations == []
-
-
-def test_out_of_memory_for_the_inputs_names_the_device() -> None:
-    cuda = FakeCuda()
-    upload, calls = cuda.upload, []
-
-    def fail_late(tensor: torch.Tensor, gpu: int) -> torch.Tensor:
-        calls.append(gpu)
-        if len(calls) == 4:
-            raise torch.cuda.OutOfMemoryError("no room")
-        return upload(tensor, gpu)
-
-    cuda.upload = fail_late  # type: ignore[method-assign]
-    with CudaExecutor(chain(4), 2, streams=cuda) as executor:
-        with pytest.raises(ExecutionError, match=r"input tiles on device 1 \(cuda0.logical1.*room"):
-            executor.run([0, 1, 0, 1])
-        assert executor.check([0, 1, 0, 1]).passed
-
-
-def test_a_failing_kernel_is_named_while_others_run() -> None:
-    workload, cuda = FakeWorkload(random_graph(20, seed=8)), FakeCuda()
-    with CudaExecutor(workload, 2, streams=cuda) as executor:
-        cuda.failing[workload.kernels[6].run] = ValueError("no such luck")
-        with pytest.raises(ExecutionError, match=r"op 6 .* failed: ValueError: no such luck"):
-            executor.run(np.arange(20) % 2)
-        cuda.failing.clear()
-        assert executor.check(np.arange(20) % 2).passed
-    assert cuda.violations == []  # also: nothing was freed while the other device worked
-
-
-def test_a_hang_ends_at_the_time_out_and_its_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_module, "JOIN_SECONDS", 0.1)
-    workload, cuda = FakeWorkload(random_graph(20, seed=9)), FakeCuda()
-    devices = np.arange(20) % 2
-    with CudaExecutor(workload, 2, streams=cuda, timeout_s=0.3) as executor:
-        cuda.seconds[workload.kernels[6].run] = float("inf")
-        with pytest.raises(ExecutionError, match=r"within 0.3 s.*op 6 .*device 0 \(cuda0.logical0"):
-            executor.run(devices)
-        assert cuda.num_tensors >= 4
-        cuda.seconds.clear()
-        executor.timeout_s = 60.0
-        assert executor.check(devices).passed
-        assert cuda.violations == []
-
-
-def test_a_poisoned_context_is_called_so() -> None:
-    workload, cuda = FakeWorkload(random_graph(20, seed=10)), FakeCuda()
-    with CudaExecutor(workload, 2, streams=cuda) as executor:
-        cuda.harmful.add(workload.kernels[5].run)
-        with pytest.raises(ExecutionError, match=r"illegal memory access.*start a new process.*op"):
-            executor.run(np.arange(20) % 2)
-        with pytest.raises(ExecutionError, match=r"^the CUDA context is unusable after 'CUDA err"):
-            executor.run(np.arange(20) % 2)
-
-
 def test_wrong_uses_are_refused() -> None:
     workload, cuda = chain(4), FakeCuda()
     for options, message in (
@@ -345,58 +335,8 @@ def test_wrong_uses_are_refused() -> None:
         executor.run([0] * 4)
 
 
-def test_too_little_memory_is_a_capacity_error() -> None:
-    workload, cuda = chain(4), FakeCuda()
-    small = Topology("small", (Device("d", memory_bytes=300.0),))
-    with CudaExecutor(workload, 1, streams=cuda, problem=workload.problem(small)) as executor:
-        with pytest.raises(CapacityError, match="op 1"):
-            executor.run([0] * 4)
-        assert cuda.num_tensors == 0
-    assert cuda.violations == []
-
-
 def test_without_cuda_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="needs a CUDA device") as caught:
         CudaExecutor(chain(2), 1)
     assert "\n" not in str(caught.value)
-
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.mark.cuda
-@needs_cuda
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("copies", ["auto", "staged"])
-def test_a_gpu_computes_the_reference(depth: int, copies: str) -> None:
-    workload = make_workload("ffnn", num_shards=4)
-    devices = random_devices(workload.graph.num_ops, 3, 0)
-    with CudaExecutor(workload, 3, depth=depth, copies=copies) as executor:
-        for _ in range(3):
-            assert executor.check(devices).passed
-        executor.run(devices).validate(tolerance=10.0)
-
-
-@pytest.mark.cuda
-@needs_cuda
-def test_a_gpu_sends_tensors_over_the_host() -> None:
-    workload = make_workload("chainmm", num_shards=4)
-    problem = workload.problem(make_topology("host_staged", 2))
-    with CudaExecutor(workload, 2, problem=problem) as executor:
-        assert executor.check(random_devices(workload.graph.num_ops, 2, 1)).passed
-
-
-@pytest.mark.cuda
-@needs_cuda
-def test_a_gpu_without_memory_left_is_named() -> None:
-    workload = chain(4)
-    workload.kernels[2] = workload.kernel(
-        2, lambda operands: torch.empty(1 << 50, dtype=torch.uint8, device=operands[0].device)
-    )
-    with CudaExecutor(workload, 1) as executor:
-        with pytest.raises(ExecutionError, match=r"op 2 .*out of memory"):
-            executor.run([0] * 4)
-        workload.kernels[2] = workload.kernels[1]
-        executor.runners[2] = workload.kernels[1].run
-        executor.run([0] * 4)
