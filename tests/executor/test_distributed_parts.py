@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rank_fakes import rank_workload
 
 from doppler.errors import CapacityError, ConfigurationError
-from doppler.executor import DispatchPlan, DistributedExecutor, OpTask
+from doppler.executor import DispatchPlan, DistributedExecutor, OpTask, rank_run
 from doppler.executor import rank_clock as clock_module
 from doppler.executor.distributed import merge_traces
 from doppler.executor.rank_clock import ClockOffset, align_clocks, estimate_offset
