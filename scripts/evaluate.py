@@ -59,6 +59,7 @@ def run(config: DictConfig) -> RunFolder:
             progress=progress,
             single_device=report.SINGLE_DEVICE,
         )
+    report.add_contention_note(table, setup)
     table.save(folder.results_csv, folder.results_markdown)
     drawn = [row for row in table.rows if row.simulated is not None]
     pictures = [report.draw_gantt(row, folder).name for row in drawn]

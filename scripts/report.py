@@ -18,6 +18,7 @@ from doppler.schedulers import CriticalPath, Scheduler
 from doppler.simulator import Simulator
 from doppler.viz import plot_gantt, plot_overlay, write_trace
 from doppler.viz.figure import format_seconds
+from scripts.problems import Setup
 from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, tie_note
 from scripts.run_folder import RunFolder
@@ -118,6 +119,35 @@ def simulate(simulator: Simulator, placement: Placement) -> float:
     """Simulated makespan; the order counts under `choose=given` only. [s]"""
     order = placement.order if simulator.choose == "given" else None
     return simulator.makespan(placement.devices, order)
+
+
+def add_contention_note(table: ResultsTable, setup: Setup) -> None:
+    """Says how far measured makespans are from predictions that know each placement's contention.
+
+    The table's simulated makespans are what schedulers and learners minimise: with the durations
+    of busy devices, too slow where a placement lets devices idle. Needs calibrated costs and
+    measured rows.
+    """
+    if setup.profile is None or setup.workload is None:
+        return
+    from doppler.executor import predict
+
+    errors = []
+    for row in table.rows:
+        if row.placement is None or row.simulated is None or row.measurement is None:
+            continue
+        if row.measurement.schedule.origin != "measured":
+            continue  # emulated devices take the cost model's seconds, whatever the others do
+        foretold = predict(
+            setup.profile, setup.workload, setup.problem, row.placement, setup.settings.build
+        )
+        error = foretold.makespan / float(row.measurement.median) - 1
+        errors.append(f"{row.label} {error:+.1%}")
+    if errors:
+        table.footnotes.append(
+            "simulation error with each op as slow as the other devices at work make it in that "
+            f"placement: {', '.join(errors)}"
+        )
 
 
 def best_heuristic(table: ResultsTable, policies: Sequence[str]) -> Row | None:

@@ -216,6 +216,7 @@ def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.Equal
         progress=this.progress,
         single_device=report.SINGLE_DEVICE,
     )
+    report.add_contention_note(table, this.setup)
     if result.simulated is None or result.episodes == 0:
         return table, None
     comparison = report.compare_at_equal_evaluations(

@@ -140,7 +140,9 @@ def test_a_calibration_profile_is_written_and_used(
         evaluate, *SMALL, "simulator.cost.profile=profile.json", "placements=[p.json]",
         "executor.repeats=3", "run_dir=out",
     ) == 0  # fmt: skip
-    assert "calibrated" in (tmp_path / "out" / "results.md").read_text()
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert "calibrated" in table
+    assert re.search(r"as slow as the other devices .*: single device [+-]\d+\.\d%, ", table)
     assert json.loads((tmp_path / "p.json").read_text())["simulated_makespan"] > 0
 
 
