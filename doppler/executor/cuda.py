@@ -110,7 +110,7 @@ class CudaExecutor(Executor):
             if lane is not None:
                 lane.stop()
                 lane.join(JOIN_SECONDS)
-            if self._poisoned is None:
+            if self._poisoned is None and not self._lost:  # it would wait for what hangs
                 self.streams.release_memory()
 
     def environment(self) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _copies_unharmed(cuda: Streams, source: int, target: int) -> bool:
         if not cuda.can_reach(source, target):
             return False
         pattern = torch.arange(PEER_TEST_ELEMENTS, dtype=torch.int32)
-        streams = [cuda.make_stream(target), cuda.make_stream(source)]
+        streams = [cuda.make_stream(gpu, urgent=True) for gpu in (target, source)]
         sent = cuda.upload(pattern, source)
         arrived = cuda.upload(torch.zeros_like(pattern), target)
         cuda.copy(arrived, sent, streams)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from doppler.errors import ExecutionError
 from doppler.executor.ahead import AheadDispatcher
 from doppler.executor.cuda_devices import CudaDevices
 from doppler.executor.cuda_streams import Event, Stream, Streams
@@ -25,6 +26,8 @@ from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
 from doppler.schedule import Schedule
 
 CLOCK_READINGS = 5
+ANSWER_SECONDS = 5.0
+"""How long an idle GPU may take to answer. [s]"""
 
 
 class LinkLane:
@@ -48,16 +51,17 @@ class DeviceState:
         compute: a stream per device.
         tensors: per endpoint (devices, then hosts), by key: op id for an op's output or its arrived
             copy, ~tile (negative) for an input tile, (op, target) for one that a host passes on.
-        lanes: idle lanes per link; under `contention_free` a link gets as many as it ever needed.
-        events: that nothing waits for any more.
+        lanes: idle lanes by the endpoints of a link; under `contention_free` a link gets as many as
+            it ever needed.
+        events: that nothing waits for any more, by GPU.
         pinned: page-locked buffers of the host that nothing uses, by shape and dtype.
     """
 
     compute: list[Stream]
     tensors: list[dict[Any, torch.Tensor]]
-    lanes: dict[int, list[LinkLane]] = field(default_factory=dict)
+    lanes: dict[tuple[int, int], list[LinkLane]] = field(default_factory=dict)
     all_lanes: list[LinkLane] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: dict[int, list[Event]] = field(default_factory=dict)
     pinned: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
 
     def streams(self) -> Iterable[Stream]:
@@ -139,8 +143,9 @@ class CudaRun:
         """Makes what the run needs, before the clock runs."""
         for transfer in self.plan.transfers:
             for hop in transfer.hops:
-                if not self._state.lanes.get(hop.link):
-                    self._state.lanes[hop.link] = [self._make_lane(hop)]
+                idle = self._state.lanes.setdefault((hop.source, hop.destination), [])
+                if not idle:
+                    idle.append(self._make_lane(hop))
         for gpu in sorted(set(self._gpus)):
             self._bases[gpu] = self._read_clocks(gpu)
 
@@ -179,7 +184,8 @@ class CudaRun:
             else:
                 hops.append(flight.task)
                 hop_times.append((begun, ended))
-            self._state.events += (flight.start, flight.end)
+            for event, gpu in zip((flight.start, flight.end), flight.gpus, strict=True):
+                self._state.events.setdefault(gpu, []).append(event)
         pairs = np.array(hop_times).reshape(-1, 2)
         return Schedule(
             problem=plan.problem,
@@ -213,7 +219,7 @@ class CudaRun:
         for copy in self.plan.consumed_copies[op]:
             if copy >= self.plan.num_ops:  # the others come before it in the same stream
                 cuda.wait(stream, self._arrivals[copy])
-        flight = _Flight(task, self._event(), self._event(), (self._gpus[device],) * 2)
+        flight = self._flight(task, self._gpus[device], self._gpus[device])
         cuda.record(flight.start, stream)
         operands = [tensors[key] for key in self._operand_keys[op]]
         tensors[op] = cuda.launch(self._runners[op], operands, stream)
@@ -225,13 +231,15 @@ class CudaRun:
     def _copy(self, hop: HopTask) -> None:
         """Puts a hop into its link's streams, between events of producer and consumers."""
         cuda, state = self._cuda, self._state
-        idle = state.lanes[hop.link]
+        idle = state.lanes[hop.source, hop.destination]
         lane = idle.pop() if idle else self._make_lane(hop)
         source, target = self._gpu(hop.source), self._gpu(hop.destination)
         tensor = state.tensors[hop.source][hop.op if hop.position == 0 else (hop.op, hop.target)]
-        ends = (source if source is not None else target, target if target is not None else source)
-        assert ends[0] is not None and ends[1] is not None
-        flight = _Flight(hop, self._event(), self._event(), (ends[0], ends[1]))
+        staged = lane.out is not lane.into and (source, target) not in self._peers
+        first = source if source is not None else target
+        last = target if staged or source is None else source
+        assert first is not None and last is not None
+        flight = self._flight(hop, first, last)
         flight.lane = lane
         cuda.wait(lane.out, self._ends[hop.op, hop.target])
         cuda.record(flight.start, lane.out)
@@ -240,14 +248,13 @@ class CudaRun:
             cuda.copy(buffer, tensor, [lane.out])
         else:
             buffer = cuda.make_like(tensor, target, lane.into)
-            if source is None or lane.out is lane.into:
+            if lane.out is lane.into:
                 cuda.copy(buffer, tensor, [lane.out])
-            elif (source, target) in self._peers:
-                cuda.copy(buffer, tensor, [lane.into, lane.out])
-                flight.gpus = (source, source)
-            else:
+            elif staged:
                 self._copy_staged(flight, buffer, tensor)
-        cuda.record(flight.end, lane.out if flight.gpus[1] == flight.gpus[0] else lane.into)
+            else:
+                cuda.copy(buffer, tensor, [lane.into, lane.out])
+        cuda.record(flight.end, lane.into if staged else lane.out)
         state.tensors[hop.destination][hop.op if hop.last else (hop.op, hop.target)] = buffer
         self._ends[hop.op, hop.target] = flight.end
         if hop.last:
@@ -293,7 +300,7 @@ class CudaRun:
     def _end_hop(self, flight: _Flight, hop: HopTask) -> None:
         """Gives back the lane and the host's buffers of a hop that has ended."""
         assert flight.lane is not None
-        self._state.lanes[hop.link].append(flight.lane)
+        self._state.lanes[hop.source, hop.destination].append(flight.lane)
         if flight.staging is not None:
             self._give_pinned(flight.staging)
             flight.staging = None
@@ -312,13 +319,19 @@ class CudaRun:
 
     def _make_lane(self, hop: HopTask) -> LinkLane:
         ends = [gpu for gpu in map(self._gpu, (hop.source, hop.destination)) if gpu is not None]
-        out = self._cuda.make_stream(ends[0])
-        lane = LinkLane(out, out if ends[0] == ends[-1] else self._cuda.make_stream(ends[-1]))
+        out = into = self._cuda.make_stream(ends[0], urgent=True)
+        if ends[0] != ends[-1]:
+            into = self._cuda.make_stream(ends[-1], urgent=True)
+        lane = LinkLane(out, into)
         self._state.all_lanes.append(lane)
         return lane
 
-    def _event(self) -> Event:
-        events = self._state.events
+    def _flight(self, task: Task, first: int, last: int) -> _Flight:
+        """A task that starts on one GPU and ends on the same or another one."""
+        return _Flight(task, self._event(first), self._event(last), (first, last))
+
+    def _event(self, gpu: int) -> Event:
+        events = self._state.events.get(gpu)
         return events.pop() if events else self._cuda.make_event()
 
     def _pinned(self, like: torch.Tensor) -> torch.Tensor:
@@ -341,7 +354,12 @@ class CudaRun:
             event = cuda.make_event()
             before = cuda.clock()
             cuda.record(event, stream)
-            cuda.finish(event)
+            while not cuda.reached(event):
+                if cuda.clock() - before > ANSWER_SECONDS:
+                    raise ExecutionError(
+                        f"GPU {gpu} ({cuda.gpu_name(gpu)}) does not answer within "
+                        f"{ANSWER_SECONDS:g} s: something else keeps it busy, or a run before hangs"
+                    )
             after = cuda.clock()
             if best is None or after - before < best[0]:
                 best = (after - before, (before + after) / 2, event)

@@ -96,7 +96,7 @@ class FakeCuda:
     def gpu_name(self, gpu: int) -> str:
         return "Pretence 9000"
 
-    def make_stream(self, gpu: int) -> FakeStream:
+    def make_stream(self, gpu: int, urgent: bool = False) -> FakeStream:
         return FakeStream(gpu, next(self._streams))
 
     def make_event(self) -> FakeEvent:
@@ -105,6 +105,7 @@ class FakeCuda:
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
         self._call()
+        assert event.gpu in (-1, stream.gpu), "events stay on the GPU where they were recorded"
         event.gpu, event.at = stream.gpu, max(self.now, stream.free_at)
         self.log.append(("record", (event.number, stream.number)))
 
@@ -117,16 +118,15 @@ class FakeCuda:
     def reached(self, event: FakeEvent) -> bool:
         self._call()
         assert event.gpu >= 0
-        return event.at <= self.now
+        if event.at > self.now:
+            return False
+        self.now += self.stalls.pop() if self.stalls else 0.0
+        return True
 
     def seconds_between(self, earlier: FakeEvent, later: FakeEvent) -> float:
         assert earlier.gpu == later.gpu, "events of two GPUs have no time between them"
         assert max(earlier.at, later.at) <= self.now, "an event was not reached"
         return later.at - earlier.at
-
-    def finish(self, event: FakeEvent) -> None:
-        self._call()
-        self.now = max(self.now, event.at) + (self.stalls.pop() if self.stalls else 0.0)
 
     def launch(
         self,

@@ -264,6 +264,17 @@ def test_events_are_used_again() -> None:
     assert cuda.make_stream(0).number == 4  # after those of two devices and two links
 
 
+def test_a_run_may_have_another_topology_than_the_one_before() -> None:
+    workload, cuda = FakeWorkload(random_graph(30, seed=8)), FakeCuda(2, [(0, 1)])
+    devices = random_devices(30, 3, 2)
+    with CudaExecutor(workload, 3, streams=cuda) as executor:
+        for topology in ("v100", "host_staged", "v100"):
+            problem = workload.problem(make_topology(topology, 3))
+            executor.run(devices, problem).validate(tolerance=2 * cuda.copy_seconds + POLLING)
+        assert executor.check(devices).passed
+    assert cuda.violations == []
+
+
 def test_devices_that_share_a_gpu_are_called_logical() -> None:
     cuda = FakeCuda(2)
     with CudaExecutor(chain(3), 3, streams=cuda) as executor:

@@ -102,3 +102,22 @@ def test_too_little_memory_is_a_capacity_error() -> None:
             executor.run([0] * 4)
         assert cuda.num_tensors == 0
     assert cuda.violations == []
+
+
+def test_a_gpu_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("doppler.executor.cuda_run.ANSWER_SECONDS", 1e-3)
+    monkeypatch.setattr(cuda_module, "JOIN_SECONDS", 0.05)
+    cuda = FakeCuda()
+    make_stream = cuda.make_stream
+
+    def busy(gpu: int, urgent: bool = False):
+        stream = make_stream(gpu, urgent)
+        stream.free_at = float("inf")
+        return stream
+
+    cuda.make_stream = busy  # type: ignore[method-assign]
+    with CudaExecutor(chain(2), 1, streams=cuda) as executor:
+        with pytest.raises(ExecutionError, match=r"GPU 0 \(Pretence 9000\) does not answer"):
+            executor.run([0, 0])
+        cuda.make_stream = make_stream  # type: ignore[method-assign]
+        assert executor.check([0, 0]).passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -18,8 +19,8 @@ class Recorder:
         self.calls: list[tuple] = []
         self.current: list[str] = []
 
-    def Stream(self, device: int) -> SimpleNamespace:
-        name = f"stream of {device}"
+    def Stream(self, device: int, priority: int) -> SimpleNamespace:
+        name = f"stream of {device}" if priority == 0 else f"urgent stream of {device}"
         return SimpleNamespace(
             name=name, wait_event=lambda event: self.calls.append((name, "waits", event.name))
         )
@@ -30,7 +31,6 @@ class Recorder:
         event.record = lambda stream: self.calls.append(("event", "recorded in", stream.name))
         event.query = lambda: True
         event.elapsed_time = lambda later: later.ms - event.ms
-        event.synchronize = lambda: self.calls.append(("event", "awaited"))
         return event
 
     @contextmanager
@@ -46,6 +46,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # is put back afterwards, and respected
     for name in ("Stream", "Event", "stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, getattr(recorder, name))
     for name, value in {
@@ -59,15 +60,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def test_calls_reach_their_streams(recorder: Recorder) -> None:
     cuda = TorchStreams()
     assert (cuda.num_gpus, cuda.gpu_name(1), cuda.can_reach(0, 1)) == (2, "Card", True)
+    assert cuda.make_stream(0, urgent=True).name == "urgent stream of 0"
     stream, event, later = cuda.make_stream(1), cuda.make_event(), cuda.make_event()
     cuda.record(event, stream)
     cuda.wait(stream, event)
-    cuda.finish(event)
     cuda.synchronise(1)
     assert recorder.calls == [
         ("event", "recorded in", "stream of 1"),
         ("stream of 1", "waits", "event"),
-        ("event", "awaited"),
         ("synchronize", 1),
     ]
     later.ms = 5.5
@@ -75,6 +75,7 @@ def test_calls_reach_their_streams(recorder: Recorder) -> None:
     assert cuda.reached(event) is True
     assert cuda.clock() <= cuda.clock()
     cuda.release_memory()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
 def test_kernels_and_copies_run_within_their_streams(
