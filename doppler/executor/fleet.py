@@ -180,7 +180,10 @@ class LocalFleet(Fleet):
         path = [entry or os.getcwd() for entry in sys.path]  # what we can import, ranks can too
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "doppler.executor.rank_process", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-m", "doppler.executor.rank_process"),
+                    *(str(theirs.fileno()), str(folder)),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

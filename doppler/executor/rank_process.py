@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import platform
+import shutil
 import signal
 import socket
 import sys
@@ -194,8 +195,10 @@ def _end_ranks(processes: dict[int, int], gone: Sequence[int] = ()) -> dict[int,
     return deaths
 
 
-def nursery_main(handle: int) -> None:
+def nursery_main(handle: int, folder: str) -> None:
     """Forks and ends ranks as asked over a socket, until its other end closes.
+
+    Then it removes the fleet's folder too, for a driver that was killed cannot.
 
     Requests are JSON: {"command": "fork", "world", "store", "status"} with one connection per rank
     attached, answered by the process ids; {"command": "end", "gone"}, answered by who had died
@@ -207,6 +210,7 @@ def nursery_main(handle: int) -> None:
         message, handles, _, _ = socket.recv_fds(nursery, 65536, MOST_RANKS)
         if not message:
             _end_ranks(processes)
+            shutil.rmtree(folder, ignore_errors=True)
             return
         request = json.loads(message)
         if request["command"] == "fork":
@@ -220,4 +224,5 @@ def nursery_main(handle: int) -> None:
 
 
 if __name__ == "__main__":
-    nursery_main(int(sys.argv[1]))
+    nursery_main(int(sys.argv[1]), sys.argv[2])
+    os._exit(0)  # nothing is left to do, and the end of an interpreter with torch takes a while

@@ -269,6 +269,11 @@ def test_three_ranks_run_and_end_when_their_driver_is_gone(orders: Path) -> None
         assert nursery is not None and len(processes) == 3
         nursery.shutdown(socket.SHUT_RDWR)
         assert all(is_gone(process) for process in processes)
+        folder, deadline = fleet._folder, time.monotonic() + 10.0
+        assert folder is not None
+        while folder.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not folder.exists()
     orders.write_text("")
     with pytest.raises(ExecutionError, match="closed"):
         executor.run(devices)
