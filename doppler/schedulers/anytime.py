@@ -175,7 +175,7 @@ class AnytimeScheduler(Scheduler):
         proposal.info["curve"] = [list(point) for point in run.curve]
         if run.interrupted:
             proposal.info["interrupted"] = True
-        return self._placement(proposal, simulator, began)
+        return self._placement(proposal, simulator, rng, began)
 
     def propose(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator

@@ -55,7 +55,8 @@ class Scheduler(ABC):
         Returns:
             A placement with an order, whose `info` has `scheduler`, `simulated_makespan` [s],
             `seconds` (spent here) and `evaluations` (simulations); with a `RobustSimulator` also
-            `simulated_mean` or `simulated_p95` [s].
+            `simulated_mean` or `simulated_p95` [s]; and `repaired`, if what was proposed did not
+            fit in the devices' memory and ops had to be moved.
 
         Raises:
             CapacityError: the placement needs more memory than a device has.
@@ -63,14 +64,21 @@ class Scheduler(ABC):
         """
         began = perf_counter()
         proposal = self.propose(problem, simulator, rng)
-        return self._placement(proposal, simulator, began)
+        return self._placement(proposal, simulator, rng, began)
 
-    def _placement(self, proposal: Proposal, simulator: Simulator, began: float) -> Placement:
+    def _placement(
+        self, proposal: Proposal, simulator: Simulator, rng: np.random.Generator, began: float
+    ) -> Placement:
         """The placement of a proposal, simulated."""
         makespan, evaluations = proposal.makespan, proposal.evaluations
         if makespan is None:
             makespan = float(simulator.makespans(proposal.devices[None], proposal.order[None])[0])
             evaluations += 1
+        if not np.isfinite(makespan):
+            repaired, tries = self._fitted(proposal, simulator, rng)
+            evaluations += tries
+            if repaired is not None:
+                proposal, makespan = repaired, float(repaired.makespan or 0.0)
         if not np.isfinite(makespan):
             simulator.run(proposal.devices, proposal.order)  # names device, time and tensors
             raise CapacityError(
@@ -88,6 +96,24 @@ class Scheduler(ABC):
             schedule = simulator.run(proposal.devices, proposal.order)
             info["simulated_makespan"] = schedule.makespan
         return Placement(proposal.devices, proposal.order, {**proposal.info, **info})
+
+    def _fitted(
+        self, proposal: Proposal, simulator: Simulator, rng: np.random.Generator
+    ) -> tuple[Proposal | None, int]:
+        """A proposal that fits in the devices' memory, made from one that does not, if possible."""
+        from doppler.schedulers.repair import memory_may_bind, repaired  # it is built on searches
+
+        nominal = getattr(simulator, "simulator", simulator)
+        if not memory_may_bind(nominal):
+            return None, 0
+        devices, tries = repaired(nominal, proposal.devices, proposal.order, rng)
+        if devices is None:
+            return None, tries
+        makespan = float(simulator.makespans(devices[None], proposal.order[None])[0])
+        if not np.isfinite(makespan):
+            return None, tries + 1
+        info = {**proposal.info, "repaired": True}
+        return Proposal(devices, proposal.order, proposal.evaluations, makespan, info), tries + 1
 
     @abstractmethod
     def propose(

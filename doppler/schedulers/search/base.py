@@ -16,6 +16,7 @@ from doppler.schedulers.anytime import AnytimeScheduler, Run
 from doppler.schedulers.base import Proposal, Scheduler, check_count
 from doppler.schedulers.critical_path import CriticalPath, critical_path_priorities
 from doppler.schedulers.lists import Dls, Heft, Peft
+from doppler.schedulers.repair import TRIES, memory_may_bind, repaired
 from doppler.schedulers.search.chains import Chain, run_chains
 from doppler.schedulers.search.neighbourhood import (
     Neighbourhood,
@@ -75,7 +76,9 @@ class Space:
             return self.devices
         problem = run.problem
         rng = np.random.default_rng(seed)
-        return problem.conform(rng.integers(0, problem.num_devices, problem.num_ops))
+        devices = problem.conform(rng.integers(0, problem.num_devices, problem.num_ops))
+        # Where nothing fits all makespans are infinite, and a search finds no way down.
+        return _fitting(run, devices, self.order, rng)
 
     def state(self, run: Run, seed: int, history: int = 0) -> State:
         """A chain's state at its beginning."""
@@ -186,6 +189,10 @@ class SimulatedSearch(AnytimeScheduler):
             assert proposal.makespan is not None
             devices, order = proposal.devices, proposal.order
             makespan, evaluations = proposal.makespan, proposal.evaluations
+        if not np.isfinite(makespan):
+            run.evaluations += evaluations
+            devices = _fitting(run, devices, order if given else None, run.rng)
+            makespan, evaluations = simulator.makespan(devices, order), 1
         found = Found(makespan, devices, order if given else None)
         run.record(makespan, devices, found.order, evaluations)
         return found, found.order
@@ -206,6 +213,19 @@ class SimulatedSearch(AnytimeScheduler):
             best = other if other.makespan < best.makespan else best
         best.evaluations = evaluations
         return best
+
+
+def _fitting(
+    run: Run, devices: np.ndarray, order: np.ndarray | None, rng: np.random.Generator
+) -> np.ndarray:
+    """A placement repaired so that it fits in the devices' memory, if it can be within budget."""
+    nominal = getattr(run.simulator, "simulator", run.simulator)
+    left = TRIES if run.budget_evals is None else run.budget_evals - run.evaluations - 1
+    if not memory_may_bind(nominal):
+        return devices
+    fitting, tries = repaired(nominal, devices, order, rng, left)
+    run.evaluations += tries
+    return devices if fitting is None else fitting
 
 
 def _priority_order(run: Run) -> np.ndarray:
