@@ -1,6 +1,6 @@
 """Compares all schedulers at equal seconds: makespans, gaps to bounds and to the best known.
 
-python scripts/bench_schedulers.py                      # everything, 45 minutes on two cores
+python scripts/bench_schedulers.py                      # everything, 50 minutes on two cores
 python scripts/bench_schedulers.py --sections published given
 python scripts/bench_schedulers.py --checkpoint runs/x/checkpoint.pt   # a policy joins the tables
 
@@ -169,7 +169,8 @@ class Settings:
             budget = {"budget_s": seconds, **options}
             methods[label] = (partial(scheduled, name, budget), self.search_seeds)
         budget = {"budget_s": seconds, "begin": "random"}
-        methods[ANNEALING] = (partial(scheduled, "annealing", budget), self.seeds)
+        seeds = self.seeds if section == "published" else self.search_seeds
+        methods[ANNEALING] = (partial(scheduled, "annealing", budget), seeds)
         if self.checkpoint is not None:
             label = f"policy {self.checkpoint.parent.name}"
             methods[label] = (partial(with_policy, self.checkpoint, seconds), 1)
@@ -378,8 +379,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--seconds", type=float, help="of each search, in every section")
-    parser.add_argument("--seeds", type=int, default=5, help="of annealing from random placements")
-    parser.add_argument("--search-seeds", type=int, default=1, help="of the other searches")
+    parser.add_argument(
+        "--seeds", type=int, default=5, help="of annealing from random placements, in `published`"
+    )
+    parser.add_argument(
+        "--search-seeds", type=int, default=1, help="of the other searches and sections"
+    )
     parser.add_argument("--checkpoint", type=Path, help="a trained policy that joins the tables")
     parser.add_argument("--stg-instances", type=int, default=30, help="how many of the 30")
     parser.add_argument("--fresh", action="store_true", help="forget finished cells")
