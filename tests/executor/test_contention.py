@@ -154,6 +154,18 @@ def test_a_kind_with_enough_kernels_has_its_own_law() -> None:
     assert regression.timing("mm|9", 9.0, 0.0).busy == pytest.approx(19.0)
 
 
+def test_the_error_of_a_regression_is_that_on_kernels_left_out() -> None:
+    # Only launches: the best constant for 1 1 1 2 is (1 + 1 + 1 + 1/2) / (1 + 1 + 1 + 1/4) = 14/13,
+    # 1/13 off for the 1 left out; leaving out the 2 is 1/2 off. The median of the five is 1/13.
+    kernels = {
+        f"k|{number}": KernelTiming(busy, busy, 0.1, 5, flops=0.0, traffic=0.0)
+        for number, busy in enumerate([1.0, 1.0, 1.0, 1.0, 2.0])
+    }
+    regression = fit_regression(kernels)
+    assert regression is not None and regression.error == pytest.approx(1 / 13)
+    assert "over 5 measured kernels, median error 8%" in regression.describe()
+
+
 def test_no_estimate_is_below_zero() -> None:
     kernels = {
         f"k|{size}": KernelTiming(10.0 - size, 10.0 - size, 0.1, 5, flops=size, traffic=1.0)
