@@ -24,6 +24,8 @@ Only for indexing: arithmetic on an unsigned and a signed number gives a float.
 
 
 _SIMULATOR = Path(__file__).parent
+_CONSTRUCTION = _SIMULATOR.parent / "construction"
+_SCHEDULERS = _SIMULATOR.parent / "schedulers"
 _LOG = logging.getLogger("doppler")
 
 
@@ -31,9 +33,16 @@ _LOG = logging.getLogger("doppler")
 def _sources_digest(folders: frozenset[Path]) -> str:
     digest = sha256()
     for folder in sorted(folders):
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _built_on(folder: Path) -> frozenset[Path]:
+    """Folders whose kernels those of a folder may call."""
+    if folder in (_SIMULATOR, _CONSTRUCTION):
+        return frozenset((folder, _SIMULATOR))
+    return frozenset((folder, _SIMULATOR, _SCHEDULERS))
 
 
 @cache
@@ -56,7 +65,7 @@ def _compiler(announced: bool = False, **options: Any) -> Callable[[Callable[...
         # Numba's cache notices changes of a function's own file only, not of functions in other
         # files that were compiled into it; stale machine code would give wrong makespans.
         folder = Path(function.__code__.co_filename).parent
-        cached._cache_file._source_stamp = _sources_digest(frozenset((folder, _SIMULATOR)))
+        cached._cache_file._source_stamp = _sources_digest(_built_on(folder))
         if announced:
             load = cached.load_overload
 
