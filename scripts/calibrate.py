@@ -18,7 +18,7 @@ from rich.console import Console
 
 from doppler.errors import ConfigurationError
 from doppler.executor import Profile
-from doppler.executor.profile_file import BACKENDS
+from doppler.executor.calibration.profile_file import BACKENDS
 from doppler.workloads import Workload
 from scripts.entry import check_count, entry_point, task_overrides
 from scripts.problems import build_workload, default_cache, run_calibration

@@ -10,7 +10,7 @@ from doppler.errors import ConfigurationError
 from scripts.problems import Setup
 
 if TYPE_CHECKING:
-    from doppler.executor.cuda import CudaExecutor
+    from doppler.executor.cuda.executor import CudaExecutor
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CudaExecution:
         Raises:
             ConfigurationError: no CUDA device, the problem came from a file, or is about CPUs.
         """
-        from doppler.executor.cuda import CudaExecutor
+        from doppler.executor.cuda.executor import CudaExecutor
 
         if setup.workload is None:
             raise ConfigurationError(

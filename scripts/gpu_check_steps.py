@@ -18,8 +18,8 @@ import numpy as np
 from doppler import Placement, PlacementProblem
 from doppler.errors import DopplerError
 from doppler.executor import CpuExecutor, Executor, Measurement, Profile, calibrate
-from doppler.executor.contention import predict
-from doppler.executor.cuda import CudaExecutor
+from doppler.executor.calibration.contention import predict
+from doppler.executor.cuda.executor import CudaExecutor
 from doppler.executor.synthetic import empty_workload
 from doppler.hardware import make_topology
 from doppler.schedule import Schedule

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from doppler import Placement, PlacementProblem
 from doppler.errors import ConfigurationError, DopplerError
 from doppler.executor import DistributedExecutor
-from doppler.executor.fleet import JoinedFleet, serve_joined
+from doppler.executor.distributed.fleet import JoinedFleet, serve_joined
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from doppler.simulator.simulator import CHOOSE_RULES

@@ -1,17 +1,17 @@
 """Execution on real devices: dispatching, CPU threads, measuring, checking results, calibration."""
 
 from doppler.executor.base import Executable, Executor
-from doppler.executor.calibration import calibrate
-from doppler.executor.contention import predict
-from doppler.executor.cpu import CpuExecutor
-from doppler.executor.cuda import CudaExecutor
+from doppler.executor.calibration.calibrate import calibrate
+from doppler.executor.calibration.contention import predict
+from doppler.executor.calibration.profile import CopyTiming, KernelTiming, Profile
+from doppler.executor.cpu.executor import CpuExecutor
+from doppler.executor.cuda.executor import CudaExecutor
 from doppler.executor.dispatcher import Dispatcher
-from doppler.executor.distributed import DistributedExecutor
+from doppler.executor.distributed.executor import DistributedExecutor
 from doppler.executor.emulated import EmulatedExecutor, Lateness
 from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
 from doppler.executor.plan import DispatchPlan, HopTask, OpTask
-from doppler.executor.profile import CopyTiming, KernelTiming, Profile
 from doppler.executor.result_check import ResultCheck
 
 __all__ = [

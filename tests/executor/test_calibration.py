@@ -22,10 +22,10 @@ from doppler.executor import (
     calibrate,
     describe_environment,
 )
-from doppler.executor import calibration as calibration_module
-from doppler.executor.calibration import _spread
-from doppler.executor.profile import MOST_FACTORS
-from doppler.executor.traces import dispatch_gaps, ready_times, transfer_delays
+from doppler.executor.calibration import calibrate as calibration_module
+from doppler.executor.calibration.calibrate import _spread
+from doppler.executor.calibration.profile import MOST_FACTORS
+from doppler.executor.calibration.traces import dispatch_gaps, ready_times, transfer_delays
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
 from doppler.problem import PlacementProblem

@@ -14,9 +14,9 @@ from test_calibration import chain_workload, golden_schedule, profile_by_hand
 
 from doppler.errors import ConfigurationError, FileFormatError, ProfileError
 from doppler.executor import KernelTiming, Profile
-from doppler.executor.contention import predict
-from doppler.executor.regression import fit_regression, kernel_sizes
-from doppler.executor.traces import others_at_work
+from doppler.executor.calibration.contention import predict
+from doppler.executor.calibration.regression import fit_regression, kernel_sizes
+from doppler.executor.calibration.traces import others_at_work
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
 from doppler.problem import PlacementProblem

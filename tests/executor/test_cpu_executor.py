@@ -19,11 +19,11 @@ from doppler.errors import (
     InvalidProblemError,
 )
 from doppler.executor import CpuExecutor
-from doppler.executor import cpu as cpu_module
-from doppler.executor.lanes import Lane
+from doppler.executor.calibration.traces import ready_times
+from doppler.executor.cpu import executor as cpu_module
+from doppler.executor.cpu.lanes import Lane
 from doppler.executor.result_check import compare_results
 from doppler.executor.synthetic import empty_workload
-from doppler.executor.traces import ready_times
 from doppler.graph import DataflowGraph
 from doppler.hardware import make_topology
 from doppler.schedule import Placement, Schedule, validate_schedule

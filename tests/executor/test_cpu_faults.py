@@ -13,7 +13,7 @@ from executor_fakes import FakeWorkload, random_graph
 
 from doppler.errors import ExecutionError
 from doppler.executor import CpuExecutor
-from doppler.executor import cpu as cpu_module
+from doppler.executor.cpu import executor as cpu_module
 
 DEVICES = np.arange(20) % 2
 

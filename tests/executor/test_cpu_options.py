@@ -14,7 +14,8 @@ import torch
 from executor_fakes import FakeWorkload, random_graph
 
 from doppler.errors import ConfigurationError, InvalidProblemError
-from doppler.executor import CpuExecutor, affinity
+from doppler.executor import CpuExecutor
+from doppler.executor.cpu import affinity
 from doppler.graph import hop_depths
 from doppler.hardware import make_topology
 from doppler.problem import InputTensor, PlacementProblem
@@ -188,7 +189,7 @@ def test_bound_devices_leave_links_and_the_process_free(network: str) -> None:
 
 REUSE = """
 import resource, sys, threading, torch
-from doppler.executor.memories import keep_freed_memory
+from doppler.executor.cpu.memories import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 def work():

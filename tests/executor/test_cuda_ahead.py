@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler.errors import CapacityError
-from doppler.executor.ahead import AheadDispatcher
+from doppler.executor.cuda.ahead import AheadDispatcher
 from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology

@@ -10,7 +10,7 @@ from cuda_fakes import FakeCuda
 from executor_fakes import FakeWorkload, random_graph
 
 from doppler.executor import Profile, calibrate
-from doppler.executor import cuda as cuda_module
+from doppler.executor.cuda import executor as cuda_module
 
 
 def test_a_profile_of_logical_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_a_profile_of_logical_devices(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return made[-1]
 
     monkeypatch.setattr(cuda_module, "TorchStreams", pretend)
-    monkeypatch.setattr("doppler.executor.calibration.EMPTY_OPS", 20)
-    monkeypatch.setattr("doppler.executor.calibration.RELAY_SIZES", (1 << 12, 1 << 16))
+    monkeypatch.setattr("doppler.executor.calibration.calibrate.EMPTY_OPS", 20)
+    monkeypatch.setattr("doppler.executor.calibration.calibrate.RELAY_SIZES", (1 << 12, 1 << 16))
     workload = FakeWorkload(random_graph(20, seed=2, density=0.2))
     profile = calibrate(workload, 2, repeats=2, warmup=1, backend="cuda")
     assert profile.environment["backend"] == "cuda"

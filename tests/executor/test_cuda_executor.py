@@ -15,9 +15,9 @@ from doppler.errors import (
     ExecutionError,
     InvalidProblemError,
 )
-from doppler.executor.cuda import CudaExecutor
-from doppler.executor.cuda_devices import CudaDevices
-from doppler.executor.cuda_run import CudaRun
+from doppler.executor.cuda.devices import CudaDevices
+from doppler.executor.cuda.executor import CudaExecutor
+from doppler.executor.cuda.run import CudaRun
 from doppler.hardware import CostModel, Device, Link, Topology, make_topology
 from doppler.schedule import Placement
 from doppler.simulator import Simulator
@@ -234,7 +234,7 @@ def test_direct_copies_only_where_they_passed_the_test(
 
 
 def test_a_hang_in_the_self_test_means_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("doppler.executor.cuda_devices.PEER_TEST_SECONDS", 0.01)
+    monkeypatch.setattr("doppler.executor.cuda.devices.PEER_TEST_SECONDS", 0.01)
     cuda = FakeCuda(2, [(0, 1), (1, 0)])
     cuda.copy_seconds = float("inf")
     with CudaExecutor(chain(2), 2, streams=cuda) as executor:

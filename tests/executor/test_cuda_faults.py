@@ -11,8 +11,8 @@ from cuda_fakes import FakeCuda, chain
 from executor_fakes import FakeWorkload, random_graph
 
 from doppler.errors import CapacityError, ExecutionError
-from doppler.executor import cuda as cuda_module
-from doppler.executor.cuda import CudaExecutor
+from doppler.executor.cuda import executor as cuda_module
+from doppler.executor.cuda.executor import CudaExecutor
 from doppler.hardware import Device, Topology
 
 
@@ -105,7 +105,7 @@ def test_too_little_memory_is_a_capacity_error() -> None:
 
 
 def test_a_gpu_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("doppler.executor.cuda_run.ANSWER_SECONDS", 1e-3)
+    monkeypatch.setattr("doppler.executor.cuda.run.ANSWER_SECONDS", 1e-3)
     monkeypatch.setattr(cuda_module, "JOIN_SECONDS", 0.05)
     cuda = FakeCuda()
     make_stream = cuda.make_stream

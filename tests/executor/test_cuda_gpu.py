@@ -10,7 +10,7 @@ import torch
 from cuda_fakes import chain
 
 from doppler.errors import ExecutionError
-from doppler.executor.cuda import CudaExecutor
+from doppler.executor.cuda.executor import CudaExecutor
 from doppler.hardware import make_topology
 from doppler.workloads import make_workload
 

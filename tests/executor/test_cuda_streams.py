@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from doppler.executor.cuda_streams import TorchStreams, is_out_of_memory
+from doppler.executor.cuda.streams import TorchStreams, is_out_of_memory
 
 
 class Recorder:

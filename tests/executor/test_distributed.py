@@ -23,8 +23,8 @@ from rank_fakes import rank_workload
 
 from doppler.errors import ExecutionError
 from doppler.executor import DistributedExecutor
-from doppler.executor.fleet import LocalFleet
-from doppler.executor.traces import ready_times
+from doppler.executor.calibration.traces import ready_times
+from doppler.executor.distributed.fleet import LocalFleet
 from doppler.schedule import Placement, Schedule, validate_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from rank_fakes import rank_workload
 
 from doppler.errors import CapacityError, ConfigurationError
-from doppler.executor import DispatchPlan, DistributedExecutor, OpTask, rank_run
-from doppler.executor import rank_clock as clock_module
-from doppler.executor.distributed import merge_traces
-from doppler.executor.rank_clock import ClockOffset, align_clocks, estimate_offset
-from doppler.executor.rank_dispatcher import RankDispatcher
-from doppler.executor.rank_run import Rank, RankRun, RankTrace
+from doppler.executor import DispatchPlan, DistributedExecutor, OpTask
+from doppler.executor.distributed import rank_clock as clock_module
+from doppler.executor.distributed import rank_run
+from doppler.executor.distributed.executor import merge_traces
+from doppler.executor.distributed.rank_clock import ClockOffset, align_clocks, estimate_offset
+from doppler.executor.distributed.rank_dispatcher import RankDispatcher
+from doppler.executor.distributed.rank_run import Rank, RankRun, RankTrace
 from doppler.graph import DataflowGraph
 from doppler.hardware import Device, Link, Topology, make_topology
 from doppler.problem import InputTensor
@@ -373,7 +374,7 @@ def test_a_workload_that_cannot_be_pickled_is_refused() -> None:
 
 
 def test_a_fleet_of_another_size_is_refused() -> None:
-    from doppler.executor.fleet import LocalFleet
+    from doppler.executor.distributed.fleet import LocalFleet
 
     with pytest.raises(ConfigurationError, match="3 devices need as many processes, there are 2"):
         DistributedExecutor(rank_workload(random_graph(6, seed=1)), 3, fleet=LocalFleet(2))

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from doppler.errors import ConfigurationError
-from doppler.executor import cuda as cuda_module
+from doppler.executor.cuda import executor as cuda_module
 from doppler.hardware import make_topology
 from doppler.workloads import make_workload
 

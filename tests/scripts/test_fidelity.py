@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doppler.executor import calibration
+from doppler.executor.calibration import calibrate as calibration
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from doppler.workloads import Workload, make_workload

@@ -24,8 +24,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     few = {name: SIZES["cpu"][name] for name in ("chainmm", "ffnn")}
     monkeypatch.setitem(gpu_check_steps.SIZES, "cpu", few)
     monkeypatch.setattr(gpu_check_steps, "EMPTY_OPS", 50)
-    monkeypatch.setattr("doppler.executor.calibration.EMPTY_OPS", 50)
-    monkeypatch.setattr("doppler.executor.calibration.RELAY_SIZES", (1 << 12, 1 << 18))
+    monkeypatch.setattr("doppler.executor.calibration.calibrate.EMPTY_OPS", 50)
+    monkeypatch.setattr("doppler.executor.calibration.calibrate.RELAY_SIZES", (1 << 12, 1 << 18))
     return Settings("cpu", 2, tmp_path, placements=6, repeats=2)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from doppler.checks import whole_number
 from doppler.executor.base import Executable
-from doppler.executor.profile import Profile
-from doppler.executor.traces import others_at_work
+from doppler.executor.calibration.profile import Profile
+from doppler.executor.calibration.traces import others_at_work
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.simulator import Simulator

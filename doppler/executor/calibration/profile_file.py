@@ -11,7 +11,7 @@ from typing import Any
 
 from doppler.checks import shown
 from doppler.errors import FileFormatError, ProfileError
-from doppler.executor.timings import CopyTiming, KernelTiming
+from doppler.executor.calibration.timings import CopyTiming, KernelTiming
 
 FORMAT = "doppler-profile"
 VERSION = 2

@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from doppler.executor.dispatcher import DispatchPlan
-from doppler.executor.rank_clock import align_clocks
-from doppler.executor.rank_run import Rank, RankFailure, RankRun, RankTrace
+from doppler.executor.distributed.rank_clock import align_clocks
+from doppler.executor.distributed.rank_run import Rank, RankFailure, RankRun, RankTrace
 
 MOST_RANKS = 200
 """More connections than that do not fit into one message to the nursery."""

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from doppler.errors import CapacityError, ExecutionError
-from doppler.executor import rank_clock
 from doppler.executor.base import Executable
-from doppler.executor.cpu import EndpointMemory
+from doppler.executor.cpu.executor import EndpointMemory
+from doppler.executor.cpu.lanes import Lane
 from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
-from doppler.executor.lanes import Lane
-from doppler.executor.rank_dispatcher import RankDispatcher
+from doppler.executor.distributed import rank_clock
+from doppler.executor.distributed.rank_dispatcher import RankDispatcher
 
 _HEADER_TAG, _TENSOR_TAG = 1, 2
 _HEADER_WORDS = 16

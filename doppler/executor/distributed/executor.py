@@ -14,10 +14,15 @@ import torch
 from doppler.errors import CapacityError, ConfigurationError, ExecutionError
 from doppler.executor.base import Executable, Executor
 from doppler.executor.dispatcher import DispatchPlan
-from doppler.executor.fleet import Fleet, LocalFleet
-from doppler.executor.rank_clock import ClockOffset
-from doppler.executor.rank_dispatcher import check_distributed
-from doppler.executor.rank_run import RankFailure, RankTrace, describe_device, describe_op
+from doppler.executor.distributed.fleet import Fleet, LocalFleet
+from doppler.executor.distributed.rank_clock import ClockOffset
+from doppler.executor.distributed.rank_dispatcher import check_distributed
+from doppler.executor.distributed.rank_run import (
+    RankFailure,
+    RankTrace,
+    describe_device,
+    describe_op,
+)
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
 

@@ -18,13 +18,13 @@ from scipy.stats import theilslopes
 from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
 from doppler.executor.base import Executable, Executor, Progress
-from doppler.executor.cpu import CpuExecutor
-from doppler.executor.cuda import CudaExecutor
-from doppler.executor.profile import Profile
-from doppler.executor.regression import kernel_sizes
+from doppler.executor.calibration.profile import Profile
+from doppler.executor.calibration.regression import kernel_sizes
+from doppler.executor.calibration.timings import MOST_FACTORS, CopyTiming, KernelTiming
+from doppler.executor.calibration.traces import dispatch_gaps, others_at_work, transfer_delays
+from doppler.executor.cpu.executor import CpuExecutor
+from doppler.executor.cuda.executor import CudaExecutor
 from doppler.executor.synthetic import empty_workload, relay_workload
-from doppler.executor.timings import MOST_FACTORS, CopyTiming, KernelTiming
-from doppler.executor.traces import dispatch_gaps, others_at_work, transfer_delays
 from doppler.schedule import Schedule
 
 EMPTY_OPS = 1000

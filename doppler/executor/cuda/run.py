@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from doppler.errors import ExecutionError
-from doppler.executor.ahead import AheadDispatcher
-from doppler.executor.cuda_devices import CudaDevices
-from doppler.executor.cuda_streams import Event, Stream, Streams
+from doppler.executor.cuda.ahead import AheadDispatcher
+from doppler.executor.cuda.devices import CudaDevices
+from doppler.executor.cuda.streams import Event, Stream, Streams
 from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
 from doppler.schedule import Schedule
 

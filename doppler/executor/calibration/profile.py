@@ -13,10 +13,10 @@ import numpy as np
 
 from doppler.errors import ConfigurationError, ProfileError
 from doppler.executor.base import Executable
+from doppler.executor.calibration.profile_file import FORMAT, VERSION, read_profile, renew_command
+from doppler.executor.calibration.regression import KernelRegression, fit_regression, kernel_sizes
+from doppler.executor.calibration.timings import MOST_FACTORS, CopyTiming, KernelTiming
 from doppler.executor.environment import describe_environment
-from doppler.executor.profile_file import FORMAT, VERSION, read_profile, renew_command
-from doppler.executor.regression import KernelRegression, fit_regression, kernel_sizes
-from doppler.executor.timings import MOST_FACTORS, CopyTiming, KernelTiming
 from doppler.files import write_text_atomically
 from doppler.hardware import CostModel, Device, Link, Topology
 from doppler.simulator.noise import EmpiricalNoise

@@ -12,7 +12,7 @@ import torch
 
 from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
-from doppler.executor.cuda_streams import Event, Streams
+from doppler.executor.cuda.streams import Event, Streams
 from doppler.executor.environment import name_devices
 from doppler.hardware import Device, Link, Topology, fully_connected
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from doppler.errors import ConfigurationError, ExecutionError
-from doppler.executor.rank_process import MOST_RANKS, RankServer
+from doppler.executor.distributed.rank_process import MOST_RANKS, RankServer
 
 START_SECONDS = 120.0
 """How long ranks may take to start and to find one another. [s]"""
@@ -181,7 +181,7 @@ class LocalFleet(Fleet):
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "doppler.executor.rank_process"),
+                    *(sys.executable, "-m", "doppler.executor.distributed.rank_process"),
                     *(str(theirs.fileno()), str(folder)),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from doppler.executor.affinity import allowed_cpus, bind_calling_thread
+from doppler.executor.cpu.affinity import allowed_cpus, bind_calling_thread
 
 _Job = tuple[Callable[[Any, "Lane"], None], Any]
 

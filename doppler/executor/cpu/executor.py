@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from doppler.errors import CapacityError, ExecutionError, InvalidProblemError
-from doppler.executor.affinity import choose_cpus
 from doppler.executor.base import Executable, Executor
+from doppler.executor.cpu.affinity import choose_cpus
+from doppler.executor.cpu.lanes import Crew, Lane
+from doppler.executor.cpu.memories import EndpointMemory, keep_freed_memory
 from doppler.executor.dispatcher import Dispatcher
-from doppler.executor.lanes import Crew, Lane
-from doppler.executor.memories import EndpointMemory, keep_freed_memory
 from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule

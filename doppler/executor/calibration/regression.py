@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import nnls
 
 from doppler.executor.base import Executable
-from doppler.executor.timings import KernelTiming
+from doppler.executor.calibration.timings import KernelTiming
 
 LEAST_SIGNATURES = 4
 """So many must be measured, one more than coefficients; of a kind for coefficients of its own."""

@@ -18,11 +18,11 @@ import torch
 from doppler.checks import whole_number
 from doppler.errors import CapacityError, ConfigurationError, ExecutionError, InvalidProblemError
 from doppler.executor.base import Executable, Executor
-from doppler.executor.cuda_devices import COPIES, CudaDevices, becomes_reached, find_peers
-from doppler.executor.cuda_run import CudaRun, DeviceState
-from doppler.executor.cuda_streams import Streams, TorchStreams, is_out_of_memory
+from doppler.executor.cpu.lanes import Lane
+from doppler.executor.cuda.devices import COPIES, CudaDevices, becomes_reached, find_peers
+from doppler.executor.cuda.run import CudaRun, DeviceState
+from doppler.executor.cuda.streams import Streams, TorchStreams, is_out_of_memory
 from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
-from doppler.executor.lanes import Lane
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
 

@@ -1,0 +1,1 @@
+"""What ops, dispatch and copies cost: measured, kept in profiles, estimated, predicted."""
