@@ -33,6 +33,18 @@ METRICS = (
     "measured_makespan_mean",
     "measured_makespan_min",
     "measured_makespan_incumbent",
+    "placements_executed",
+    "placements_skipped",
+    "shadow_margin",
+    "shadow_error",
+    "measurement_noise",
+    "policy_kl",
+    "step_scale",
+    "executions",
+    "regret_mean",
+    "regret_worst",
+    "simulation_error",
+    "simulation_error_uncalibrated",
 )
 """Keys of the metrics of an update, in the order of the CSV columns; a stage fills those it has."""
 

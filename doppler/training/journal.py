@@ -11,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
 from doppler.errors import CheckpointError
+from doppler.schedule import Schedule
 from doppler.training.objectives import Objective
 
 JOURNAL_NAME = "measurements.jsonl"
@@ -29,21 +32,42 @@ def placement_digest(devices: np.ndarray, order: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One run of each row.
+
+    Args:
+        makespans: # (rows,) [s]
+        traces: what was kept of each run's schedule, None where there are no schedules. # (rows,)
+    """
+
+    makespans: np.ndarray
+    traces: list[Any] | None
+
+
 class MeasurementJournal:
     """Measures rounds and records them.
 
     Args:
         path: the file, or None to keep nothing (and to replay nothing).
         objective: measures one run of each row.
+        summarise: what to keep of the schedule of a run, as JSON can hold it, where the objective
+            has a method `schedules`; None keeps nothing.
 
     Raises:
         CheckpointError: a line of the file is no journal line. A last line without its end, which
             a kill leaves, is cut off.
     """
 
-    def __init__(self, path: Path | None, objective: Objective) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        objective: Objective,
+        summarise: Callable[[Schedule], Any] | None = None,
+    ) -> None:
         self.path = path
         self._objective = objective
+        self._summarise = summarise
         self._known: set[str] = set()
         self._rounds: dict[int, dict[str, Any]] = {}
         self._stream: TextIO | None = None
@@ -55,6 +79,10 @@ class MeasurementJournal:
     def measure(
         self, index: int, placements: np.ndarray, orders: np.ndarray, **labels: Any
     ) -> np.ndarray:
+        """As `round`, makespans only. # (rows,) [s]"""
+        return self.round(index, placements, orders, **labels).makespans
+
+    def round(self, index: int, placements: np.ndarray, orders: np.ndarray, **labels: Any) -> Round:
         """One run of each row, measured now or, where the journal has it, read back.
 
         Args:
@@ -62,23 +90,31 @@ class MeasurementJournal:
             placements: # (rows, num_ops)
             orders: # (rows, num_ops)
             labels: written beside it (stage, update, what for).
-
-        Returns:
-            # (rows,) [s]
         """
         names = [placement_digest(*row) for row in zip(placements, orders)]
         known = self._rounds.get(index)
         if known is not None and known["placements"] == names:
-            return np.array(known["measured_makespans"], np.float64)
-        seconds = np.asarray(self._objective(placements, orders), np.float64)
+            return Round(np.array(known["measured_makespans"], np.float64), known.get("traces"))
+        measured = self._run(placements, orders)
         for name, devices, order in zip(names, placements, orders):
             if name not in self._known:
                 self._known.add(name)
                 line = {"placement": name, "devices": devices.tolist(), "order": order.tolist()}
                 self._append(line)
         record = {"round": index, **labels, "placements": names}
-        self._append({**record, "measured_makespans": seconds.tolist()}, durable=True)
-        return seconds
+        if measured.traces is not None:
+            record["traces"] = measured.traces
+        record["measured_makespans"] = measured.makespans.tolist()
+        self._append(record, durable=True)
+        return measured
+
+    def _run(self, placements: np.ndarray, orders: np.ndarray) -> Round:
+        schedules = getattr(self._objective, "schedules", None)
+        if schedules is None or self._summarise is None:
+            return Round(np.asarray(self._objective(placements, orders), np.float64), None)
+        runs: list[Schedule] = schedules(placements, orders)
+        seconds = np.array([run.makespan for run in runs])
+        return Round(seconds, [self._summarise(run) for run in runs])
 
     def close(self) -> None:
         if self._stream is not None:
@@ -130,4 +166,7 @@ class MeasurementJournal:
         for value in makespans:
             if not isinstance(value, float | int) or not value >= 0:
                 raise ValueError(f"measured makespan {value!r} is not a time >= 0")
+        traces = record.get("traces")
+        if traces is not None and (not isinstance(traces, list) or len(traces) != len(names)):
+            raise ValueError("traces are not one for each placement")
         self._rounds[index] = record  # a later line for the same round replaces an earlier one

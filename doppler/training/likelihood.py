@@ -112,6 +112,31 @@ def accumulate_gradient(
     return LossReport(loss, sel_entropy, plc_entropy, likelihoods[0], likelihoods[1])
 
 
+@torch.no_grad()
+def log_likelihoods(
+    policy: DualPolicy,
+    features: ProblemFeatures,
+    batch: RolloutBatch,
+    steps_per_chunk: int = STEPS_PER_CHUNK,
+) -> tuple[np.ndarray, np.ndarray]:
+    """How likely the policy, as it is now, makes the choices of recorded episodes.
+
+    Returns:
+        Log-likelihoods under the mixture of SEL's and of PLC's choices. # (batch, num_ops) each
+    """
+    tables = policy.encode(features)
+    num_ops = batch.ops.shape[1]
+    firsts = range(0, num_ops, steps_per_chunk)
+    sums = _sums_at(tables, batch, firsts)
+    found = np.empty((2, *batch.ops.shape), np.float32)
+    for first in firsts:
+        last = min(first + steps_per_chunk, num_ops)
+        chunk, _ = step_likelihoods(policy, tables, batch, first, last, sums[first])
+        found[0, :, first:last] = chunk.sel.numpy()
+        found[1, :, first:last] = chunk.plc.numpy()
+    return found[0], found[1]
+
+
 def step_likelihoods(
     policy: DualPolicy,
     tables: PolicyTables,

@@ -86,13 +86,41 @@ def _short(noise: Any) -> str:
     return f"{type(noise).__name__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def measured_objective(executor: PlacementRunner) -> Objective:
-    """Measured makespans, one run per row, in the order of the rows."""
+@dataclass(frozen=True, eq=False)
+class MeasuredObjective:
+    """Measured makespans, one run per row, in the order of the rows.
 
-    def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    Args:
+        executor: runs the placements.
+    """
+
+    executor: PlacementRunner
+
+    def __call__(self, placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        return np.array([run.makespan for run in self.schedules(placements, orders)])
+
+    def schedules(self, placements: np.ndarray, orders: np.ndarray) -> list[Schedule]:
+        """Who ran where and when, a run per row."""
         rows = zip(placements, orders)
-        return np.array(
-            [executor.run(Placement(devices, order)).makespan for devices, order in rows]
-        )
+        return [self.executor.run(Placement(devices, order)) for devices, order in rows]
 
-    return objective
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The executor's network, choose rule, execution and seed, as far as it says."""
+        found = {name: getattr(self.executor, name, None) for name in _RULES}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def signatures(self) -> tuple[str, ...] | None:
+        """Of the kernels, by op; None where the executor does not say."""
+        workload = getattr(self.executor, "workload", None)
+        kernels = getattr(workload, "kernels", None)
+        return None if kernels is None else tuple(kernel.signature for kernel in kernels)
+
+
+_RULES = ("network", "choose", "execution", "seed")
+
+
+def measured_objective(executor: PlacementRunner) -> MeasuredObjective:
+    """Measured makespans, one run per row, in the order of the rows."""
+    return MeasuredObjective(executor)

@@ -1,26 +1,42 @@
 """Stage III: the same update with measured makespans, around an incumbent that is never lost.
 
 Measurements are noisy and drift. So everything is compared within rounds: a round runs the
-incumbent and all candidates once, in a shuffled sequence; medians over the same rounds decide. A
-candidate that looks better is measured again, against the incumbent alone, and replaces it only if
-it wins there too. At the end the final incumbent meets the placement that the stage started from,
-and unless the final one wins, the stage returns what it started from.
+incumbent and all candidates once, in a shuffled sequence, and ratios within rounds decide.
+
+- *Shadow exploration.* A sampled placement is executed only if its makespan, simulated relative to
+  the incumbent's, is within a margin; others are learnt from by simulation. The margin follows the
+  error that the simulator was seen to make, and closes as the regret nears its limit
+  (`doppler.training.shadow`). The best placements of the simulated stage are candidates too.
+- *Racing.* A placement that is clearly worse leaves its rounds early; one that was executed before
+  is not executed again (`doppler.training.racing`).
+- *Re-calibration.* The simulator's costs follow the traces of the runs
+  (`doppler.training.recalibration`). The policy goes on seeing the original ones.
+- *Noise.* A reward is minus the log of the median ratio; advantages are divided by at least the
+  noise of such a ratio, so that a batch of equals teaches little.
+- *Trust region.* A step after which the policy differs too much is halved until it does not
+  (`doppler.training.trust_region`).
+- *Replacement.* A candidate that looks better meets the incumbent alone, in rounds that a
+  sequential test asks for one by one (`doppler.training.sequential_test`). At the end the final
+  incumbent meets the placement that the stage started from, and unless it wins there too, the stage
+  returns what it started from.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from doppler.errors import ConfigurationError
+from doppler.policies.dual_policy import PolicyTables
 from doppler.schedule import Placement
-from doppler.training.journal import JOURNAL_NAME, MeasurementJournal
-from doppler.training.likelihood import LossWeights, accumulate_gradient
-from doppler.training.rollout import EpisodeRunner
+from doppler.training.exploration import ExplorationLimits, Explorer, Rated
+from doppler.training.likelihood import LossWeights, accumulate_gradient, log_likelihoods
+from doppler.training.rollout import EpisodeRunner, RolloutBatch
+from doppler.training.sequential_test import sign_test
 from doppler.training.stage import ReinforceStage
+from doppler.training.trust_region import backtrack, estimated_kl
 
 if TYPE_CHECKING:
     from doppler.training.trainer import Trainer
@@ -28,35 +44,55 @@ if TYPE_CHECKING:
 
 @dataclass
 class RealRL(ReinforceStage):
-    """REINFORCE on measured makespans, divided by the incumbent's of the same rounds.
+    """REINFORCE on measured makespans relative to the incumbent's; safe beside production.
 
     Args:
-        repeats: rounds per update.
-        confirm_repeats: rounds in which a challenger meets the incumbent.
+        executed: most new placements that are run per update, those of the best predictions. The
+            episodes of a batch beyond them cost next to nothing.
+        repeats: most rounds in which a new placement is run.
+        confirm_repeats: most rounds in which a challenger meets the incumbent.
         final_repeats: rounds in which the final incumbent meets the initial placement.
-        confidence: how sure a sign test over paired rounds must be that a challenger is faster.
+        confidence: how sure a test must be that a challenger is faster: one that is not replaces
+            the incumbent with a probability of at most 1 - confidence.
+        kl_limit: most that a step may change the policies: KL(before || after) per decision, SEL's
+            and PLC's together, estimated on the choices of the batch.
+        shadow_margin: widest margin of simulated makespans over the incumbent's to be executed.
+        regret_limit: mean regret of an execution, relative to the incumbent, at which only
+            placements are executed that are predicted to be no worse than the incumbent.
+        recalibration: least weight of a new run in the costs of the simulator, below 1; 0 leaves
+            them as they were.
         incumbent: what to start from; None for the best placement of the earlier stages, or the
             policy's greedy one.
     """
 
-    episodes: int = 64
-    batch_size: int = 4
+    episodes: int = 256
+    batch_size: int = 16
     learning_rate: float = 1e-4
     final_learning_rate: float = 1e-5
     exploration: float = 0.0
-    repeats: int = 3
-    confirm_repeats: int = 9
+    executed: int = 4
+    repeats: int = 5
+    confirm_repeats: int = 15
     final_repeats: int = 15
     confidence: float = 0.9
+    kl_limit: float = 0.01
+    shadow_margin: float = 0.1
+    regret_limit: float = 0.05
+    recalibration: float = 0.1
     incumbent: Placement | None = None
 
     name: ClassVar[str] = "real_rl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_counts("repeats", "confirm_repeats", "final_repeats")
+        self.require_counts("executed", "repeats", "confirm_repeats", "final_repeats")
         self.require_number("confidence", least=0.5)
         self.require(self.confidence < 1.0, "confidence", "in [0.5, 1)")
+        self.require_number("kl_limit", above=0.0)
+        self.require_number("shadow_margin", least=0.0)
+        self.require_number("regret_limit", above=0.0)
+        self.require_number("recalibration", least=0.0)
+        self.require(self.recalibration < 1.0, "recalibration", "in [0, 1)")
 
     def prepare(self, trainer: Trainer) -> None:
         if trainer.measured is None:
@@ -64,8 +100,18 @@ class RealRL(ReinforceStage):
         self._runner = EpisodeRunner(
             trainer.policy, trainer.problem, trainer.network, self.batch_size
         )
-        path = None if trainer.folder is None else trainer.folder / JOURNAL_NAME
-        self._journal = MeasurementJournal(path, trainer.measured)
+        limits = ExplorationLimits(
+            executed=self.executed,
+            repeats=self.repeats,
+            confirm_repeats=self.confirm_repeats,
+            alpha=1.0 - self.confidence,
+            shadow_margin=self.shadow_margin,
+            regret_limit=self.regret_limit,
+            recalibration=self.recalibration,
+        )
+        self._explorer = Explorer(trainer, limits, self.name)
+        if trainer.state.started:
+            self._explorer.check()
 
     def start(self, trainer: Trainer) -> None:
         start = self.incumbent or trainer.state.best() or self._greedy(trainer)
@@ -75,102 +121,143 @@ class RealRL(ReinforceStage):
             problem.check_placement(start.devices), problem.check_order(order), dict(start.info)
         )
         trainer.state.incumbent = trainer.state.initial
+        self._explorer.begin()
 
     def update(self, trainer: Trainer) -> dict[str, Any]:
-        state = trainer.state
+        state, explorer = trainer.state, self._explorer
         exploration = self.scheduled(self.exploration, self.final_exploration, state.update)
         tables = trainer.policy.encode(self._runner.features)
         batch = self._runner.run(trainer.rng, exploration=exploration, tables=tables)
-        incumbent = _known(state.incumbent)
         candidates = [Placement(*row) for row in zip(batch.placements, batch.ops)]
-        runs = self._rounds(trainer, [incumbent, *candidates], self.repeats, "candidates")
-        medians = np.median(runs, axis=0)
-        weights = self.advantages(trainer, medians[1:] / medians[0])
-        report = accumulate_gradient(
-            trainer.policy,
-            self._runner.features,
-            batch,
-            LossWeights(weights, self.sel_entropy, self.plc_entropy),
-            tables=tables,
-        )
-        stepped = self.step(trainer, report.loss)
-        best = int(np.argmin(medians[1:]))
-        if medians[1 + best] < medians[0]:
-            self._challenge(trainer, candidates[best])
+        archive = state.archive
+        elites = [Placement(*row) for row in zip(archive.placements, archive.orders)]
+        rated = explorer.rate(candidates, elites)
+        rewarded = self._learn(trainer, batch, tables, rated)
+        seconds = explorer.incumbent_median * np.exp(rated.log_ratios)
+        incumbent = explorer.incumbent_median
+        self._challenge(rated)
         return {
-            "loss": report.loss,
-            "entropy_sel": report.sel_entropy,
-            "entropy_plc": report.plc_entropy,
+            **rewarded,
             "exploration": exploration,
-            "measured_makespan_mean": float(medians[1:].mean()),
-            "measured_makespan_min": float(medians[1:].min()),
-            "measured_makespan_incumbent": float(medians[0]),
-            **stepped,
+            "measured_makespan_incumbent": incumbent,
+            **self._measured(rated, seconds),
+            **self._accounts(rated),
         }
 
     def end(self, trainer: Trainer) -> dict[str, Any]:
         """Final incumbent against initial placement; the incumbent is what is returned."""
-        state = trainer.state
-        initial, final = _known(state.initial), _known(state.incumbent)
+        state, explorer = trainer.state, self._explorer
+        initial, final = state.initial, explorer.incumbent
+        assert initial is not None
         replaced = final is not initial and not (
             np.array_equal(final.devices, initial.devices)
             and np.array_equal(final.order, initial.order)  # type: ignore[arg-type]
         )
         kept = [initial, final] if replaced else [initial]
-        medians = np.median(self._rounds(trainer, kept, self.final_repeats, "final"), axis=0)
-        better = bool(replaced and medians[-1] < medians[0])
+        runs = np.stack([explorer.round(kept, "final") for _ in range(self.final_repeats)])
+        medians = np.median(runs, axis=0)
+        better = bool(replaced and medians[-1] < medians[0] and self._sure(runs))
         chosen = final if better else initial
         makespan = float(medians[-1] if better else medians[0])
         state.incumbent = Placement(
             chosen.devices, chosen.order, {**chosen.info, "measured_makespan": makespan}
         )
+        measuring = explorer.measuring
         return {
             "improved": better,
             "initial_measured_makespan": float(medians[0]),
             "final_measured_makespan": makespan,
             "measured_rounds": state.measured_rounds,
+            "executions": measuring.regret.executions,
+            "regret_mean": measuring.regret.mean,
+            "regret_worst": measuring.regret.worst,
+            "placements_executed": measuring.counts.executed,
+            "placements_skipped": measuring.counts.skipped,
+            "placements_known": measuring.counts.known,
+            "incumbents": 1 + measuring.counts.replaced,
+            "simulation_error": measuring.counts.simulation_error,
+            "simulation_error_uncalibrated": measuring.counts.first_simulation_error,
         }
 
     def close(self) -> None:
-        journal = getattr(self, "_journal", None)
-        if journal is not None:
-            journal.close()
+        explorer = getattr(self, "_explorer", None)
+        if explorer is not None:
+            explorer.close()
 
-    def _challenge(self, trainer: Trainer, challenger: Placement) -> None:
-        state = trainer.state
-        pair = [_known(state.incumbent), challenger]
-        runs = self._rounds(trainer, pair, self.confirm_repeats, "challenge")
-        medians = np.median(runs, axis=0)
+    def _learn(
+        self, trainer: Trainer, batch: RolloutBatch, tables: PolicyTables, rated: Rated
+    ) -> dict[str, Any]:
+        """One step of the optimiser within the trust region."""
+        policy, features = trainer.policy, self._runner.features
+        log_ratios = bounded(rated.log_ratios[: len(batch.ops)])
+        weights = self.advantages(trainer, log_ratios, rated.noise)
+        report = accumulate_gradient(
+            policy,
+            features,
+            batch,
+            LossWeights(weights, self.sel_entropy, self.plc_entropy),
+            tables=tables,
+        )
+        parameters = list(policy.parameters())
+        before = [parameter.detach().clone() for parameter in parameters]
+        stepped = self.step(trainer, report.loss)
+
+        def divergence() -> float:
+            sel, plc = log_likelihoods(policy, features, batch)
+            return estimated_kl(report.sel_log_likelihood, sel) + estimated_kl(
+                report.plc_log_likelihood, plc
+            )
+
+        scale, kl = backtrack(parameters, before, divergence, self.kl_limit)
+        return {
+            "loss": report.loss,
+            "entropy_sel": report.sel_entropy,
+            "entropy_plc": report.plc_entropy,
+            "policy_kl": kl,
+            "step_scale": scale,
+            **stepped,
+        }
+
+    def _challenge(self, rated: Rated) -> None:
+        """The best that was rated and did not yet meets the incumbent, if it looks better."""
+        for row in np.argsort(rated.log_ratios, kind="stable").tolist():
+            known = rated.known[row]
+            if rated.log_ratios[row] >= 0.0:
+                return
+            if known is not None and not known.challenged:
+                self._explorer.challenge(known)
+                return
+
+    def _sure(self, runs: np.ndarray) -> bool:
+        """Whether a sign test says that the second column is faster. # (rounds, 2) [s]"""
         wins = int((runs[:, 1] < runs[:, 0]).sum())
         decided = int((runs[:, 1] != runs[:, 0]).sum())
-        if decided == 0 or medians[1] >= medians[0]:
-            return
-        if sign_test(wins, decided) <= 1.0 - self.confidence:
-            state.incumbent = Placement(
-                challenger.devices,
-                challenger.order,
-                {"measured_makespan": float(medians[1])},
-            )
+        return decided > 0 and sign_test(wins, decided) <= 1.0 - self.confidence
 
-    def _rounds(
-        self, trainer: Trainer, placements: list[Placement], repeats: int, purpose: str
-    ) -> np.ndarray:
-        """Measured makespans, each round in its own shuffled sequence. # (repeats, rows) [s]"""
-        devices = np.stack([placement.devices for placement in placements])
-        orders = np.stack([placement.order for placement in placements])  # type: ignore[misc]
-        runs = np.empty((repeats, len(placements)))
-        for row in range(repeats):
-            sequence = trainer.rng.permutation(len(placements))
-            runs[row, sequence] = self._journal.measure(
-                trainer.state.measured_rounds,
-                devices[sequence],
-                orders[sequence],
-                stage=self.name,
-                update=trainer.state.update,
-                purpose=purpose,
-            )
-            trainer.state.measured_rounds += 1
-        return runs
+    def _measured(self, rated: Rated, seconds: np.ndarray) -> dict[str, float]:
+        """Makespans of the rows that were measured, in terms of the incumbent's median."""
+        rows = [row for row, known in enumerate(rated.known) if known is not None]
+        if not rows:
+            return {}
+        return {
+            "measured_makespan_mean": float(seconds[rows].mean()),
+            "measured_makespan_min": float(seconds[rows].min()),
+        }
+
+    def _accounts(self, rated: Rated) -> dict[str, float]:
+        measuring = self._explorer.measuring
+        return {
+            "placements_executed": rated.executed,
+            "placements_skipped": rated.skipped,
+            "shadow_margin": rated.margin.width,
+            "shadow_error": rated.margin.error,
+            "measurement_noise": rated.noise,
+            "executions": measuring.regret.executions,
+            "regret_mean": measuring.regret.mean,
+            "regret_worst": measuring.regret.worst,
+            "simulation_error": measuring.counts.simulation_error,
+            "simulation_error_uncalibrated": measuring.counts.first_simulation_error,
+        }
 
     def _greedy(self, trainer: Trainer) -> Placement:
         runner = EpisodeRunner(trainer.policy, trainer.problem, trainer.network, 1)
@@ -178,12 +265,9 @@ class RealRL(ReinforceStage):
         return Placement(batch.placements[0], batch.ops[0])
 
 
-def sign_test(wins: int, trials: int) -> float:
-    """Chance of at least so many wins if either side wins with probability 1/2."""
-    return sum(math.comb(trials, k) for k in range(wins, trials + 1)) / 2**trials
-
-
-def _known(placement: Placement | None) -> Placement:
-    if placement is None:
-        raise RuntimeError("real_rl was not started")
-    return placement
+def bounded(log_ratios: np.ndarray) -> np.ndarray:
+    """Log ratios with infinite ones (placements that cannot run) as twice the worst. # (rows,)"""
+    finite = np.isfinite(log_ratios)
+    if not finite.any():
+        return np.zeros_like(log_ratios)
+    return np.where(finite, log_ratios, log_ratios[finite].max() + np.log(2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from doppler.errors import CheckpointError, InvalidPlacementError
 from doppler.policies.torch_files import check_tensor, load_weights, read_table
 from doppler.problem import PlacementProblem
+from doppler.training.measuring import check_measuring
 from doppler.training.stage import Stage, is_number
 from doppler.training.state import COUNTERS, TrainingState
 
@@ -71,6 +73,10 @@ def _state(
                 _check_row(table, "order", problem, f"{where}.{label}")
             read_table(table, "info", f"{where}.{label}")
             table.setdefault("order", None)
+    if values.get("measuring") is not None:  # runs of earlier versions have none
+        table = read_table(values, "measuring", where)
+        check_measuring(table, f"{where}.measuring")
+        _check_rows(table["ledger"], problem, f"{where}.measuring.ledger")
     for name in read_table(values, "results", where):
         read_table(values["results"], name, f"{where}.results")
     return TrainingState.from_state_dict(values)
@@ -80,8 +86,9 @@ def _check_counter(value: Any, label: str, where: str) -> None:
     if label == "started":
         good, what = isinstance(value, bool), "true or false"
     elif label in _REALS:
-        good = is_number(value, least=0.0)
-        what = "a finite number >= 0"
+        lowest = -math.inf if label == "reward_mean" else 0.0  # log ratios may be below 0
+        good = is_number(value, least=lowest)
+        what = "a finite number" if label == "reward_mean" else "a finite number >= 0"
     else:
         good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         what = "a whole number >= 0"
@@ -103,6 +110,14 @@ def _check_archive(values: dict[str, Any], problem: PlacementProblem, where: str
             raise CheckpointError(f"{where}.{label}: not a list of {len(makespans)} rows")
         for number, row in enumerate(rows):
             _check_row({row_label: row}, row_label, problem, f"{where}.{label}[{number}]")
+
+
+def _check_rows(ledger: dict[str, Any], problem: PlacementProblem, where: str) -> None:
+    for number, (devices, order) in enumerate(
+        zip(ledger["devices"], ledger["orders"], strict=True)
+    ):
+        _check_row({"devices": devices}, "devices", problem, f"{where}.devices[{number}]")
+        _check_row({"order": order}, "order", problem, f"{where}.orders[{number}]")
 
 
 def _check_row(table: dict[str, Any], label: str, problem: PlacementProblem, where: str) -> None:

@@ -175,10 +175,12 @@ class ReinforceStage(Stage):
         self.require_bool("normalise")
         self.require(self.baseline in BASELINES, "baseline", f"one of {', '.join(BASELINES)}")
 
-    def advantages(self, trainer: Trainer, makespans: np.ndarray) -> np.ndarray:
+    def advantages(self, trainer: Trainer, makespans: np.ndarray, noise: float = 0.0) -> np.ndarray:
         """How much better than the baseline each episode is. # (batch,) [s] -> (batch,)
 
-        An infinite makespan (over memory capacity) counts as twice the worst finite one.
+        An infinite makespan (over memory capacity) counts as twice the worst finite one. When
+        normalised, advantages are divided by at least `noise`, the deviation that equal episodes
+        have: what noise alone explains is not blown up to a lesson.
         """
         finite = np.isfinite(makespans)
         if not finite.any():
@@ -200,4 +202,4 @@ class ReinforceStage(Stage):
         # Rounding alone makes equal makespans differ; there is nothing to learn from that.
         if deviation <= 1e-9 * abs(values).max():
             return np.zeros_like(advantages)
-        return advantages / deviation
+        return advantages / max(deviation, noise)

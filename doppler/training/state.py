@@ -9,6 +9,7 @@ import torch
 
 from doppler.schedule import Placement
 from doppler.training.archive import EliteArchive
+from doppler.training.measuring import Measuring
 
 COUNTERS = (
     "stage",
@@ -39,11 +40,13 @@ class TrainingState:
         measured_rounds: rounds of measurements asked for.
         seconds: of training, interruptions not counted. [s]
         stage_seconds: of the present stage. [s]
-        reward_mean: running mean of the present stage's makespans. [s]
+        reward_mean: running mean of what the present stage minimises: makespans [s], or log ratios
+            to the incumbent's.
         reward_count: how many those are.
         archive: best simulated placements; the first is the best one.
         initial: what `real_rl` started from, with its simulated makespan if known.
         incumbent: the best measured placement.
+        measuring: what `real_rl` learnt by measuring, None before that stage.
         results: what each finished stage reported, by stage name.
     """
 
@@ -61,6 +64,7 @@ class TrainingState:
     archive: EliteArchive = field(default_factory=lambda: EliteArchive(8))
     initial: Placement | None = None
     incumbent: Placement | None = None
+    measuring: Measuring | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -89,6 +93,7 @@ class TrainingState:
             "archive": self.archive.state_dict(),
             "initial": _placement_dict(self.initial),
             "incumbent": _placement_dict(self.incumbent),
+            "measuring": None if self.measuring is None else self.measuring.state_dict(),
             "results": self.results,
         }
 
@@ -102,6 +107,8 @@ class TrainingState:
         )
         for label in COUNTERS:
             setattr(state, label, values[label])
+        if values.get("measuring") is not None:
+            state.measuring = Measuring.from_state_dict(values["measuring"])
         return state
 
 

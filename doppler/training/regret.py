@@ -1,0 +1,67 @@
+"""What exploring cost: how much slower than the incumbent the executed runs were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FREE_EXECUTIONS = 10
+"""The worst placement is looked for after so many executions, when nothing is known yet."""
+
+
+BRAKE_RUNS = 10
+"""The brake takes so many runs of regret 0 to have been made: a few slow ones are no trend."""
+
+BRAKE_SHARE = 0.5
+"""The brake is applied over this last part of the limit."""
+
+
+@dataclass
+class Regret:
+    """Of the runs while exploring, relative to the incumbent's median at the time.
+
+    A run's regret is max(0, seconds / the incumbent's median - 1). The incumbent's own runs count
+    too: they are executions, and noise alone makes some of them slower than their median.
+
+    Args:
+        executions: runs so far.
+        total: sum of their regrets.
+        worst: largest regret of the median of one placement's runs after the first
+            `FREE_EXECUTIONS` executions, 0 if there were none.
+    """
+
+    executions: int = 0
+    total: float = 0.0
+    worst: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean regret of a run, 0 before the first."""
+        return self.total / self.executions if self.executions else 0.0
+
+    def add(self, incumbent: np.ndarray, others: Sequence[np.ndarray], median: float) -> None:
+        """Takes in runs that were made together.
+
+        Args:
+            incumbent: its runs. # (its runs,) [s]
+            others: of each other placement. # (its runs,) each [s]
+            median: the incumbent's, of its last runs. [s]
+        """
+        free = self.executions < FREE_EXECUTIONS
+        for number, runs in enumerate([incumbent, *others]):
+            # A run that never ends has no regret in percent; the reward sees to it.
+            seconds = runs[np.isfinite(runs)]
+            if not len(seconds) or not median > 0:
+                continue
+            self.executions += len(seconds)
+            self.total += float(np.maximum(seconds / median - 1.0, 0.0).sum())
+            if number and not free:
+                self.worst = max(self.worst, float(np.median(seconds)) / median - 1.0)
+
+
+def brake(regret: Regret, limit: float) -> float:
+    """What part of the margin is left: 1 while the mean regret is well below its limit, 0 at it."""
+    mean = regret.total / (regret.executions + BRAKE_RUNS)
+    return min(max((limit - mean) / (BRAKE_SHARE * limit), 0.0), 1.0)
