@@ -11,8 +11,8 @@ import numpy as np
 CLEARLY = 2.5
 """Standard errors by which a candidate must be behind to leave a race."""
 
-LEAST_ROUNDS = 2
-"""None leaves earlier: one run is no median."""
+LEAST_ROUNDS = 3
+"""None leaves earlier: one run is no median, and the first one often pays for new memory."""
 
 PRIOR_NOISE = 0.05
 PRIOR_WEIGHT = 2.0
