@@ -42,6 +42,7 @@ METRICS = (
     "step_scale",
     "executions",
     "regret_mean",
+    "regret_explored",
     "regret_worst",
     "simulation_error",
     "simulation_error_uncalibrated",

@@ -23,23 +23,33 @@ class Regret:
     """Of the runs while exploring, relative to the incumbent's median at the time.
 
     A run's regret is max(0, seconds / the incumbent's median - 1). The incumbent's own runs count
-    too: they are executions, and noise alone makes some of them slower than their median.
+    too: they are executions, and noise alone makes some of them slower than their median. What
+    exploring adds to that is told apart.
 
     Args:
         executions: runs so far.
         total: sum of their regrets.
+        explored: runs of other placements than the incumbent.
+        explored_total: sum of their regrets.
         worst: largest regret of the median of one placement's runs after the first
             `FREE_EXECUTIONS` executions, 0 if there were none.
     """
 
     executions: int = 0
     total: float = 0.0
+    explored: int = 0
+    explored_total: float = 0.0
     worst: float = 0.0
 
     @property
     def mean(self) -> float:
         """Mean regret of a run, 0 before the first."""
         return self.total / self.executions if self.executions else 0.0
+
+    @property
+    def explored_mean(self) -> float:
+        """Mean regret of a run of another placement than the incumbent, 0 before the first."""
+        return self.explored_total / self.explored if self.explored else 0.0
 
     def add(self, incumbent: np.ndarray, others: Sequence[np.ndarray], median: float) -> None:
         """Takes in runs that were made together.
@@ -55,8 +65,12 @@ class Regret:
             seconds = runs[np.isfinite(runs)]
             if not len(seconds) or not median > 0:
                 continue
+            regrets = float(np.maximum(seconds / median - 1.0, 0.0).sum())
             self.executions += len(seconds)
-            self.total += float(np.maximum(seconds / median - 1.0, 0.0).sum())
+            self.total += regrets
+            if number:
+                self.explored += len(seconds)
+                self.explored_total += regrets
             if number and not free:
                 self.worst = max(self.worst, float(np.median(seconds)) / median - 1.0)
 

@@ -155,6 +155,7 @@ def test_regret_by_hand() -> None:
     regret.add(np.array([1.0, 1.2]), [np.array([0.5, np.inf]), np.full(7, 9.0)], 1.0)
     assert regret.executions == 10
     assert regret.mean == pytest.approx((0.2 + 7 * 8.0) / 10)
+    assert regret.explored_mean == pytest.approx(7 * 8.0 / 8)
     assert regret.worst == 0.0  # the first ten are free
     regret.add(np.array([1.9]), [np.array([1.0, 1.1, 1.3]), np.array([0.2])], 1.0)
     assert regret.worst == pytest.approx(0.1)
