@@ -58,7 +58,8 @@ class RealRL(ReinforceStage):
             and PLC's together, estimated on the choices of the batch.
         shadow_margin: widest margin of simulated makespans over the incumbent's to be executed.
         regret_limit: mean regret of an execution, relative to the incumbent, at which only
-            placements are executed that are predicted to be no worse than the incumbent.
+            placements are executed that are predicted to be no worse than the incumbent. Of what
+            noise alone causes, at most half of the limit counts.
         recalibration: least weight of a new run in the costs of the simulator, below 1; 0 leaves
             them as they were.
         incumbent: what to start from; None for the best placement of the earlier stages, or the

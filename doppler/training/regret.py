@@ -76,6 +76,12 @@ class Regret:
 
 
 def brake(regret: Regret, limit: float) -> float:
-    """What part of the margin is left: 1 while the mean regret is well below its limit, 0 at it."""
-    mean = regret.total / (regret.executions + BRAKE_RUNS)
+    """What part of the margin is left: 1 while the mean regret is well below its limit, 0 at it.
+
+    Of the regret that the incumbent's own runs have too, which is noise and no reason to stop, only
+    as much counts as half of the limit.
+    """
+    own = (regret.total - regret.explored_total) / max(regret.executions - regret.explored, 1)
+    added = max(regret.explored_total - own * regret.explored, 0.0)
+    mean = added / (regret.executions + BRAKE_RUNS) + min(own, 0.5 * limit)
     return min(max((limit - mean) / (BRAKE_SHARE * limit), 0.0), 1.0)

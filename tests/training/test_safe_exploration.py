@@ -161,9 +161,12 @@ def test_regret_by_hand() -> None:
     assert regret.worst == pytest.approx(0.1)
     assert regret.executions == 15
     assert brake(Regret(), 0.05) == 1.0
-    assert brake(Regret(executions=90, total=2.5), 0.05) == 1.0
-    assert brake(Regret(executions=90, total=4.0), 0.05) == pytest.approx(0.4)
-    assert brake(Regret(executions=90, total=6.0), 0.05) == 0.0
+    # 40 of 90 runs explored; the other 50 have 0.02 each of noise, as do the 40.
+    for added, left in ((0.5, 1.0), (2.0, 0.4), (3.0, 0.0)):
+        explored = 40 * 0.02 + added
+        values = Regret(90, 50 * 0.02 + explored, 40, explored)
+        assert brake(values, 0.05) == pytest.approx(left)
+    assert brake(Regret(90, 90 * 0.3, 40, 40 * 0.3), 0.05) == 1.0  # nothing but noise
 
 
 def test_a_ledger_follows_the_incumbent_and_forgets_the_oldest() -> None:
