@@ -24,7 +24,7 @@ from doppler.errors import ConfigurationError
 from doppler.schedule import lower_bounds
 from doppler.schedulers import Scheduler
 from doppler.viz import plot_gantt, plot_search_curve, write_trace
-from scripts.entry import check_count, entry_point, task_overrides
+from scripts.entry import check_count, entry_point, in_multirun, task_overrides
 from scripts.place_report import Outputs, check_pictures, describe, make_outputs
 from scripts.problems import Setup, build_setup
 from scripts.progress import ProgressDisplay
@@ -95,7 +95,10 @@ def check_options(config: DictConfig) -> Scheduler | None:
                 "search improve the policy's placement"
             )
         return None
-    scheduler = with_budget(instantiate(config.scheduler), config.budget_s, config.budget_evals)
+    # A budget of a multirun is for the searches among its schedulers.
+    scheduler = with_budget(
+        instantiate(config.scheduler), config.budget_s, config.budget_evals, lenient=in_multirun()
+    )
     for name in ("start", "curve"):
         if config[name] is not None:
             need_anytime(scheduler, name)

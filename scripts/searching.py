@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +22,29 @@ from scripts.progress import ProgressDisplay
 
 MOST_POINTS = 1000
 """Of a search's curve are written into a placement file."""
+_PATIENCE = 3
+"""Interrupts after which another one ends the command whatever it does."""
 
 
-def with_budget(scheduler: Scheduler, budget_s: Any, budget_evals: Any) -> Scheduler:
+def with_budget(
+    scheduler: Scheduler, budget_s: Any, budget_evals: Any, lenient: bool = False
+) -> Scheduler:
     """The scheduler with other budgets; None and None leave it its own.
 
     A budget of evaluations alone switches that of seconds off, so that the result depends on no
     clock.
 
+    Args:
+        scheduler: any.
+        budget_s, budget_evals: see `AnytimeScheduler`.
+        lenient: whether a scheduler that has no budget is left as it is, not refused.
+
     Raises:
         ConfigurationError: an impossible budget, or one for a scheduler that has none.
     """
     if budget_s is None and budget_evals is None:
+        return scheduler
+    if lenient and not isinstance(scheduler, AnytimeScheduler):
         return scheduler
     anytime = need_anytime(scheduler, "budget_evals" if budget_s is None else "budget_s")
     return replace(anytime, budget_s=budget_s, budget_evals=budget_evals)
@@ -84,7 +99,7 @@ def schedule(
         placement = scheduler.schedule(problem, judge, rng, start=start)
     else:
         bound = lower_bounds(problem).best
-        with progress.step(scheduler.name, 100) as advance:
+        with interrupted_once(), progress.step(scheduler.name, 100) as advance:
 
             def watch(run: Run) -> None:
                 advance(int(100 * run.fraction), run_note(run, bound))
@@ -92,6 +107,32 @@ def schedule(
             placement = scheduler.schedule(problem, judge, rng, start=start, watch=watch)
     info = {key: kept(key, value) for key, value in placement.info.items()}
     return Placement(placement.devices, placement.order, info)
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Lets one Ctrl-C end a search, and none of those right after it what is done with the result.
+
+    Process managers and shells often send the signal twice. From the fourth on it counts again. The
+    handler from before is put back unless the search was interrupted, for then the command ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    count = 0
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 1 or count > _PATIENCE:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        if not count:
+            signal.signal(signal.SIGINT, before)
 
 
 def kept(key: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from doppler.errors import ConfigurationError
+from doppler.schedulers.anytime import AnytimeScheduler, Run
 from doppler.schedulers.base import Proposal, Scheduler
 from doppler.schedulers.critical_path import (
     CriticalPath,
@@ -73,6 +74,7 @@ def make_scheduler(name: str, **options: Any) -> Scheduler:
 
 __all__ = [
     "SCHEDULERS",
+    "AnytimeScheduler",
     "ChainSplit",
     "CpSat",
     "Cpop",
@@ -90,6 +92,7 @@ __all__ = [
     "RandomPlacement",
     "RandomRestarts",
     "RoundRobin",
+    "Run",
     "Scheduler",
     "SimulatedAnnealing",
     "SingleDevice",

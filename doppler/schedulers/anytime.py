@@ -170,12 +170,26 @@ class AnytimeScheduler(Scheduler):
             order = None if start.order is None else problem.check_order(start.order)
             start = Placement(devices, order, start.info)
         run = Run(problem, simulator, rng, start, self.budget_s, self.budget_evals, watch)
-        began = perf_counter()
         proposal = self.search(run)
         proposal.info["curve"] = [list(point) for point in run.curve]
         if run.interrupted:
             proposal.info["interrupted"] = True
-        return self._placement(proposal, simulator, rng, began)
+        placement = self._placement(proposal, simulator, rng, run.seconds)
+        return placement if start is None else self._at_least(start, placement, simulator)
+
+    def _at_least(self, start: Placement, found: Placement, simulator: Simulator) -> Placement:
+        """The start if it is better than what was found, whatever `search` did with it."""
+        order = start.order
+        if simulator.choose == "given" and order is None:
+            return found  # without an order it has no makespan
+        statistic = getattr(simulator, "statistic", "makespan")
+        value = float(simulator.makespan(start.devices, order))
+        if value >= found.info[f"simulated_{statistic}"]:
+            return found
+        info = {**found.info, f"simulated_{statistic}": value}
+        if statistic != "makespan":
+            info["simulated_makespan"] = simulator.run(start.devices, order).makespan
+        return Placement(start.devices, found.order if order is None else order, info)
 
     def propose(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator

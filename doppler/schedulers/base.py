@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from doppler.errors import CapacityError, ConfigurationError
+from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 
@@ -38,9 +38,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Scheduler(ABC):
-    """A heuristic or a search; subclasses are frozen dataclasses of options and give `propose`."""
+    """A heuristic or a search; subclasses are frozen dataclasses of options and give `propose`.
+
+    Attributes:
+        name: by which it is chosen.
+        may_repair: whether ops may be moved to make what it proposes fit in the devices' memory.
+    """
 
     name: ClassVar[str]
+    may_repair: ClassVar[bool] = True
 
     def schedule(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator
@@ -60,20 +66,26 @@ class Scheduler(ABC):
 
         Raises:
             CapacityError: the placement needs more memory than a device has.
+            InvalidPlacementError: what was proposed is no placement of this problem, or does not
+                simulate to the makespan that was said.
             UnknownQuantityError: the scheduler needs what the problem's source does not say.
         """
         began = perf_counter()
         proposal = self.propose(problem, simulator, rng)
-        return self._placement(proposal, simulator, rng, began)
+        return self._placement(proposal, simulator, rng, perf_counter() - began)
 
     def _placement(
-        self, proposal: Proposal, simulator: Simulator, rng: np.random.Generator, began: float
+        self, proposal: Proposal, simulator: Simulator, rng: np.random.Generator, seconds: float
     ) -> Placement:
-        """The placement of a proposal, simulated."""
-        makespan, evaluations = proposal.makespan, proposal.evaluations
-        if makespan is None:
-            makespan = float(simulator.makespans(proposal.devices[None], proposal.order[None])[0])
-            evaluations += 1
+        """The placement of a proposal, checked and simulated."""
+        self._check(proposal, simulator.problem)
+        makespan = float(simulator.makespans(proposal.devices[None], proposal.order[None])[0])
+        evaluations = proposal.evaluations + (proposal.makespan is None)
+        if proposal.makespan is not None and not np.isclose(proposal.makespan, makespan, 1e-9, 0.0):
+            raise InvalidPlacementError(
+                f"scheduler {self.name!r} proposes a placement of simulated makespan "
+                f"{proposal.makespan:g} s, but it simulates to {makespan:g} s"
+            )
         if not np.isfinite(makespan):
             repaired, tries = self._fitted(proposal, simulator, rng)
             evaluations += tries
@@ -87,7 +99,7 @@ class Scheduler(ABC):
         info = {
             "scheduler": self.name,
             "simulated_makespan": makespan,
-            "seconds": perf_counter() - began,
+            "seconds": seconds,
             "evaluations": evaluations,
         }
         statistic = getattr(simulator, "statistic", "makespan")
@@ -97,6 +109,19 @@ class Scheduler(ABC):
             info["simulated_makespan"] = schedule.makespan
         return Placement(proposal.devices, proposal.order, {**proposal.info, **info})
 
+    def _check(self, proposal: Proposal, problem: PlacementProblem) -> None:
+        """Raises `InvalidPlacementError` unless a proposal is a placement of the problem."""
+        if not isinstance(proposal, Proposal):
+            raise InvalidPlacementError(
+                f"scheduler {self.name!r}: propose returned a {type(proposal).__name__}, not a "
+                "Proposal"
+            )
+        try:
+            proposal.devices = problem.check_placement(proposal.devices)
+            proposal.order = problem.check_order(proposal.order)
+        except InvalidPlacementError as error:
+            raise InvalidPlacementError(f"scheduler {self.name!r}: {error}") from error
+
     def _fitted(
         self, proposal: Proposal, simulator: Simulator, rng: np.random.Generator
     ) -> tuple[Proposal | None, int]:
@@ -104,7 +129,7 @@ class Scheduler(ABC):
         from doppler.schedulers.repair import memory_may_bind, repaired  # it is built on searches
 
         nominal = getattr(simulator, "simulator", simulator)
-        if not memory_may_bind(nominal):
+        if not self.may_repair or not memory_may_bind(nominal):
             return None, 0
         devices, tries = repaired(nominal, proposal.devices, proposal.order, rng)
         if devices is None:

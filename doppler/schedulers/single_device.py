@@ -28,6 +28,7 @@ class SingleDevice(Scheduler):
 
     device: int | None = None
     name: ClassVar[str] = "single_device"
+    may_repair: ClassVar[bool] = False
 
     def propose(
         self, problem: PlacementProblem, simulator: Simulator, rng: np.random.Generator

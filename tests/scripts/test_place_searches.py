@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from scripts.searching import (
     MOST_POINTS,
     format_count,
     gap_percent,
+    interrupted_once,
     kept,
     thinned,
     with_budget,
@@ -265,12 +267,42 @@ def test_a_failed_job_of_a_sweep_leaves_the_others(
     command: Command, uneven: PlacementProblem, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert command(
-        place, "-m", "problem=uneven.json", "scheduler=heft,annealing", "budget_evals=50"
+        place, "-m", "problem=uneven.json", "scheduler=heft,annealing", "budget_evals=50",
+        "curve=curve.png",
     ) == 1  # fmt: skip
-    assert "budget_evals: scheduler 'heft'" in capsys.readouterr().err
+    assert "curve: scheduler 'heft'" in capsys.readouterr().err
     assert [p.name for p in tmp_path.glob("*.placement.json")] == [
         "uneven.annealing_1.placement.json"
     ]
+
+
+def test_the_budget_of_a_sweep_is_for_its_searches(
+    command: Command, uneven: PlacementProblem, tmp_path: Path
+) -> None:
+    assert command(
+        place, "-m", "problem=uneven.json", "scheduler=heft,annealing,metis", "budget_evals=50"
+    ) == 0  # fmt: skip
+    assert sorted(p.name for p in tmp_path.glob("*.placement.json")) == [
+        "uneven.annealing_1.placement.json",
+        "uneven.heft_0.placement.json",
+        "uneven.metis_2.placement.json",
+    ]
+
+
+def test_interrupts_right_after_the_first_do_not_hurt_the_result() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupted_once():
+        signal.raise_signal(signal.SIGINT)
+    try:
+        for _ in range(2):  # a process manager that repeats itself
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with interrupted_once():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 EVALUATE = [
