@@ -15,17 +15,23 @@ from doppler.errors import DopplerError, FileFormatError
 def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a temporary file beside `path`, then renames it over `path`.
 
+    A symbolic link stays one: the file that it points to is replaced.
+
     Args:
         path: the final name; its folder is made when missing.
         write: called with the temporary path (same suffix as `path`).
 
     Raises:
         DopplerError: if the file cannot be written (folder, disk, name, text that is not
-            Unicode); `path` is then as it was before.
+            Unicode), or is something else than a file, such as a device or a pipe; `path` is then
+            as it was before.
     """
     path = Path(path)
     temporary: Path | None = None
     try:
+        if path.is_symlink():
+            path = path.resolve()
+        check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent
@@ -49,6 +55,15 @@ def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises `DopplerError` if a device, a pipe or a socket has this name.
+
+    Renaming would put a file in its place, for every other program of the machine too.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DopplerError(f"{path}: cannot be written: it is a device, a pipe or a socket")
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:

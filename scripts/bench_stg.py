@@ -23,7 +23,7 @@ from doppler.simulator import Simulator
 from scripts.progress import ProgressDisplay
 
 if TYPE_CHECKING:
-    from scripts.bench_schedulers import Journal
+    from scripts.bench_journal import Journal
 
 STG = Path(__file__).resolve().parents[2] / "shared" / "data" / "stg"
 PROCESSORS = (2, 4, 8, 16)

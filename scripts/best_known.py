@@ -34,7 +34,11 @@ class BestKnown:
         self.path = path
         self._entries: dict[str, dict[str, Any]] = {}
         if path.exists():
-            document = parse_json(path.read_text(encoding="utf-8"), path)
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise FileFormatError(f"{path}: cannot be read: {error}") from error
+            document = parse_json(text, path)
             if (
                 not isinstance(document, dict)
                 or document.get("format") != FORMAT

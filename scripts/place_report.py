@@ -84,6 +84,8 @@ def _check_writable(option: str, path: Path) -> None:
     """Finds out now, not after a long search."""
     if path.is_dir():
         raise ConfigurationError(f"{option}={path} is a folder")
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{option}={path} is a device, a pipe or a socket, not a file")
     parent = next(parent for parent in path.parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigurationError(f"{option}={path} cannot be written: {parent} is no folder to "

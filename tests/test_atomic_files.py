@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from doppler.errors import DopplerError
-from doppler.files import write_atomically, write_text_atomically
+from doppler.files import check_replaceable, write_atomically, write_text_atomically
 
 
 def disk_is_full(*_: object) -> None:
@@ -60,3 +60,26 @@ def test_a_defect_of_the_writer_is_no_file_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^a defect$"):
         write_atomically(tmp_path / "file", broken)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_in_the_way_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(DopplerError, match=r"pipe.json: .* is a device, a pipe or a socket"):
+        write_text_atomically(path, "after")
+    assert path.is_fifo()
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("before")
+    link.symlink_to(target)
+    write_text_atomically(link, "after")
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+
+
+def test_a_device_is_never_replaced() -> None:
+    # Nothing is tried on the real one: the check alone must refuse it.
+    with pytest.raises(DopplerError, match="device"):
+        check_replaceable(Path(os.devnull))

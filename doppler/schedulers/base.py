@@ -147,10 +147,12 @@ class Scheduler(ABC):
         """Finds a placement; arguments as in `schedule`."""
 
 
-def check_count(owner: str, field_name: str, value: int) -> None:
-    """Raises `ConfigurationError` unless an option is a whole number of at least 1."""
+def check_count(owner: str, field_name: str, value: int, most: int = 10**9) -> None:
+    """Raises `ConfigurationError` unless an option is a whole number from 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{owner}, {field_name}: {value!r} is not a whole number >= 1")
+    if value > most:
+        raise ConfigurationError(f"{owner}, {field_name}: {value} is more than {most}")
 
 
 def best_of(makespans: np.ndarray) -> int:

@@ -21,7 +21,7 @@ from doppler import Placement
 from doppler.errors import ConfigurationError
 from doppler.schedulers import SCHEDULERS, make_scheduler
 from doppler.schedulers.anytime import Run
-from doppler.schedulers.search import SimulatedSearch
+from doppler.schedulers.search import SimulatedSearch, base
 from doppler.schedulers.search.base import Space
 from doppler.schedulers.search.chains import Chain
 from doppler.simulator import Simulator
@@ -341,6 +341,11 @@ COMMON = [
     ({"moves": {"jump": 1}}, "moves: 'jump' is unknown"),
 ]
 OWN = [
+    ("annealing", {"chains": 10**9}, "chains: 1000000000 is more than 1024"),
+    ("annealing", {"moves": None}, "moves: None is not a mapping"),
+    ("annealing", {"moves": {"move": 1e308}}, r"moves.move: 1e\+308 is not a number from 0 to"),
+    ("late_acceptance", {"history": 10**12}, "history: 1000000000000 is more than"),
+    ("genetic", {"population": 10**12}, "population: 1000000000000 is more than"),
     ("annealing", {"initial_temperature": 0.0001}, "temperatures: not 0 < 0.001 .* <= 0.0001"),
     ("annealing", {"final_temperature": 0}, "temperatures: not 0 < 0"),
     ("annealing", {"final_temperature": "low"}, "temperatures: 'low' is not a number"),
@@ -364,3 +369,17 @@ OWN = [
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigurationError, match=f"scheduler '{name}'.*{message}"):
         make_scheduler(name, **options)
+
+
+def test_an_interrupt_while_kernels_compile_is_not_lost(monkeypatch):
+    """The tiny search that compiles them takes it in, the search that was meant must not go on."""
+    monkeypatch.setattr(base, "_compiled", set())
+
+    def interrupted(run, chains, num_threads):
+        run.interrupted = True
+
+    monkeypatch.setattr(base, "run_chains", interrupted)
+    problem = random_problem(12, 2, 0)
+    with pytest.raises(KeyboardInterrupt):
+        search("annealing", 100).schedule(problem, Simulator(problem), rng())
+    assert not base._compiled

@@ -15,7 +15,8 @@ from doppler.errors import FileFormatError
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from scripts import bench_schedulers, bench_stg
-from scripts.bench_schedulers import Case, Journal, Settings, run_section, show
+from scripts.bench_journal import Journal
+from scripts.bench_schedulers import Case, Settings, main, run_section, show
 from scripts.best_known import BestKnown, entry_key
 from scripts.progress import ProgressDisplay
 
@@ -121,7 +122,10 @@ def test_a_journal_survives_a_line_cut_short(tmp_path: Path) -> None:
     Journal(path, fresh=False).add("a", makespan=1.0)
     with path.open("a") as file:
         file.write('{"key": "b", "make')
-    assert Journal(path, fresh=False).cells == {"a": {"key": "a", "makespan": 1.0}}
+    journal = Journal(path, fresh=False)
+    assert journal.cells == {"a": {"key": "a", "makespan": 1.0}}
+    journal.add("b", makespan=2.0)
+    assert Journal(path, fresh=False).cells["b"]["makespan"] == 2.0
     assert Journal(path, fresh=True).cells == {}
 
 
@@ -193,3 +197,42 @@ def test_standard_task_graphs(shared_data: Path, tmp_path: Path) -> None:
     assert by_label["CP-SAT"] == ["0.00%"] * 5 + ["4 of 4"]
     assert by_label["CP-SAT: proven, median seconds [worst]"][4].startswith("4 of 4, ")
     assert float(by_label["round robin"][4].rstrip("%")) > 1.0
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "123", '{"a": 1}', '{"key": 1}', '{"key": "a", "makespan": "abc"}', "\x00"]
+)
+def test_a_journal_leaves_lines_that_are_no_cells(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(line + "\n")
+    assert Journal(path, fresh=False).cells == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["--seconds", "inf"], 2, "--seconds must be"),
+        (["--seconds", "nan"], 2, "--seconds must be"),
+        (["--seeds", "0"], 2, "must be 1 or more"),
+        (["--checkpoint", "absent.pt"], 2, "absent.pt is no file"),
+        (["--journal", "folder"], 1, "folder: cannot be used as a journal"),
+        (["--results", "folder"], 1, "folder: cannot be read"),
+        (["--results", "bytes"], 1, "bytes: cannot be read"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(
+    arguments: list[str],
+    code: int,
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    defaults = ["--journal", "journal.jsonl", "--results", "results.json", "--sections", "own"]
+    with pytest.raises(SystemExit) as error:
+        main([*defaults, *arguments])
+    assert error.value.code == code
+    assert complaint in capsys.readouterr().err

@@ -28,6 +28,7 @@ from doppler.simulator import Simulator
 from doppler.simulator.search import SearchTables, search_tables
 
 BEGINNINGS = ("random", "critical_path", "lists")
+MOST_CHAINS = 1024
 _BEGINNING_RESTARTS = 32
 """Critical-path runs of which a search begins with the best."""
 _LISTS: tuple[tuple[Scheduler, int], ...] = ((Heft(), 100_000), (Peft(), 100_000), (Dls(), 5_000))
@@ -118,10 +119,10 @@ class SimulatedSearch(AnytimeScheduler):
             raise ConfigurationError(
                 f"{where}, begin: {self.begin!r} is not one of {', '.join(BEGINNINGS)}"
             )
-        check_count(where, "chains", self.chains)
+        check_count(where, "chains", self.chains, MOST_CHAINS)
         if self.num_threads is not None:
-            check_count(where, "num_threads", self.num_threads)
-        check_weights(where, dict(self.moves))
+            check_count(where, "num_threads", self.num_threads, MOST_CHAINS)
+        check_weights(where, self.moves)
 
     @abstractmethod
     def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
@@ -138,9 +139,7 @@ class SimulatedSearch(AnytimeScheduler):
         run.restart_clock()
         given = nominal.choose == "given"
         tables = search_tables(nominal)
-        hood = make_neighbourhood(
-            run.problem, check_weights(self.name, dict(self.moves)), orders=given
-        )
+        hood = make_neighbourhood(run.problem, check_weights(self.name, self.moves), orders=given)
         beginning, order = self._beginning(run, nominal, given)
         space = Space(
             tables=tables,
@@ -170,7 +169,11 @@ class SimulatedSearch(AnytimeScheduler):
         problem = PlacementProblem(graph, topology, costs)
         tiny = Simulator(problem, simulator.network, simulator.choose)
         quick = replace(self, budget_s=None, budget_evals=200 * self.chains)
-        quick.search(Run(problem, tiny, np.random.default_rng(0), budget_evals=200 * self.chains))
+        run = Run(problem, tiny, np.random.default_rng(0), budget_evals=quick.budget_evals)
+        quick.search(run)
+        if run.interrupted:  # it is the search that was meant
+            _compiled.discard(key)
+            raise KeyboardInterrupt
 
     def _beginning(
         self, run: Run, simulator: Any, given: bool

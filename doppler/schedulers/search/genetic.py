@@ -19,7 +19,7 @@ from doppler.problem import PlacementProblem
 from doppler.schedulers.anytime import Run
 from doppler.schedulers.base import check_count
 from doppler.schedulers.exact.symmetry import identical_devices
-from doppler.schedulers.search.base import SimulatedSearch, Space
+from doppler.schedulers.search.base import MOST_CHAINS, SimulatedSearch, Space
 from doppler.schedulers.search.breeding import breed, make_population
 from doppler.schedulers.search.chains import Chain
 from doppler.schedulers.search.local_search import improve
@@ -66,8 +66,8 @@ class Genetic(SimulatedSearch):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = f"scheduler {self.name!r}"
-        check_count(where, "population", self.population)
-        check_count(where, "islands", self.islands)
+        check_count(where, "population", self.population, 100_000)
+        check_count(where, "islands", self.islands, MOST_CHAINS)
         if self.patience is not None:
             check_count(where, "patience", self.patience)
         if self.population < 2:

@@ -42,7 +42,7 @@ class LateAcceptance(SimulatedSearch):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.history is not None:
-            check_count(f"scheduler {self.name!r}", "history", self.history)
+            check_count(f"scheduler {self.name!r}", "history", self.history, 100_000_000)
 
     def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""

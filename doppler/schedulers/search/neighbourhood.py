@@ -6,7 +6,8 @@ a whole; those that are pinned never move.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -43,6 +44,7 @@ DEFAULT_WEIGHTS = {
     "order_shift": 1.0,
 }
 """How often each kind is tried, relative to the others."""
+MOST_WEIGHT = 1e6
 
 
 class Neighbourhood(NamedTuple):
@@ -112,21 +114,25 @@ def make_neighbourhood(
     )
 
 
-def check_weights(owner: str, weights: dict[str, float]) -> dict[str, float]:
+def check_weights(owner: str, weights: Any) -> dict[str, float]:
     """The default weights with those given in their place.
 
     Raises:
         ConfigurationError: an unknown kind of move, a weight that is no number >= 0, or nothing
             left that moves an op.
     """
+    if not isinstance(weights, Mapping):
+        raise ConfigurationError(f"{owner}, moves: {weights!r} is not a mapping of weights by kind")
     for kind, weight in weights.items():
         if kind not in MOVES:
             raise ConfigurationError(
                 f"{owner}, moves: {kind!r} is unknown; the kinds are {', '.join(MOVES)}"
             )
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 <= weight < np.inf:
-            raise ConfigurationError(f"{owner}, moves.{kind}: {weight!r} is not a number >= 0")
+        if not number or not 0 <= weight <= MOST_WEIGHT:
+            raise ConfigurationError(
+                f"{owner}, moves.{kind}: {weight!r} is not a number from 0 to {MOST_WEIGHT:g}"
+            )
     merged = {**DEFAULT_WEIGHTS, **weights}
     if not sum(merged[kind] for kind in ("move", "pair", "cluster", "critical")):
         raise ConfigurationError(
