@@ -16,6 +16,7 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 from doppler.simulator import Simulator
 from doppler.training import Callback, RealRL, Trainer
+from doppler.training.exploration import ExplorationLimits, Explorer
 from doppler.training.racing import PairedNoise, clearly_worse, log_ratio, race
 from doppler.training.real_rl import bounded
 from doppler.training.regret import Regret, brake
@@ -299,18 +300,28 @@ def test_what_simulates_badly_is_not_executed(flat: PlacementProblem) -> None:
 
 
 def test_a_known_placement_is_not_executed_again(flat: PlacementProblem) -> None:
-    """Only the policy's own choice is drawn again and again."""
-    machine = Machine(Simulator(flat), noise=0.0, error=0.1, seed=2)
-    start = Placement(np.arange(16) % 2)
-    trainer = tune(machine, start, episodes=64, batch_size=4, shadow_margin=9.0, repeats=2)
-    assert trainer.state.measuring is not None
-    rounds: dict[bytes, int] = {}
-    for key, _ in machine.executed:
-        rounds[key] = rounds.get(key, 0) + 1
-    others = [count for key, count in rounds.items() if key != start.devices.tobytes()]
-    # A race of 2 rounds, one challenge of at most 15, and the final 15.
-    assert max(others) <= 2 + 15 + 15
-    assert sum(count == 2 for count in others) >= len(others) - 3
+    """The second time, the same candidates are rated as before, and the incumbent runs once."""
+    machine = Machine(Simulator(flat), noise=0.01, error=0.0, seed=2)
+    start, order = balanced(), np.arange(16)
+    trainer = tune(machine, start, episodes=4, batch_size=4)
+    limits = ExplorationLimits(
+        executed=4, repeats=5, confirm_repeats=15, alpha=0.1, shadow_margin=9.0,
+        regret_limit=0.05, recalibration=0.0,
+    )  # fmt: skip
+    explorer = Explorer(trainer, limits, "real_rl")
+    explorer.begin()
+    swapped = [np.argsort(SECONDS)[[i, i + 1]] for i in (2, 5, 8)]
+    rows = [np.where(np.isin(order, pair), 1 - start.devices, start.devices) for pair in swapped]
+    candidates = [Placement(row, order) for row in rows]
+    candidates.append(Placement(rows[0], order[::-1]))  # the executor does not read the order
+    first = explorer.rate(candidates)
+    assert 1 <= first.executed <= 3
+    measured = [known is not None for known in first.known]
+    before = len(machine.executed)
+    again = explorer.rate(candidates)
+    assert again.executed == 0
+    assert len(machine.executed) == before + 1
+    assert again.log_ratios[measured].tolist() == first.log_ratios[measured].tolist()
 
 
 def test_advantages_of_equals_are_small(flat: PlacementProblem) -> None:
