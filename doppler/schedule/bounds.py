@@ -94,7 +94,8 @@ def _shared_work(seconds: np.ndarray, slots: np.ndarray) -> tuple[float, float]:
     if not lasting.any():
         return 0.0, 0.0
     work = fastest[lasting]
-    ratios = seconds[lasting] / work[:, None]  # (ops, num_devices), at least 1
+    with np.errstate(over="ignore"):  # beyond all floats is as good as not allowed
+        ratios = seconds[lasting] / work[:, None]  # (ops, num_devices), at least 1
     speeds = 1.0 / ratios.min(axis=0)
     bound = _priced(work, ratios, slots, speeds)
     if (ratios == ratios[0]).all():
@@ -116,7 +117,8 @@ def _best_prices(work: np.ndarray, ratios: np.ndarray, slots: np.ndarray) -> np.
     `MAX_PROFILES`, an even sample of them is priced.
 
     Returns:
-        The dual values of the devices' rows, not negative. # (num_devices,)
+        The dual values of the devices' rows, not negative; equal prices, a weaker bound, where the
+        solver fails, as with devices of very unlike speed. # (num_devices,)
     """
     from scipy import sparse
     from scipy.optimize import linprog
@@ -139,5 +141,8 @@ def _best_prices(work: np.ndarray, ratios: np.ndarray, slots: np.ndarray) -> np.
         b_eq=np.ones(len(profiles)),
         method="highs",
     )
-    prices = np.maximum(-solution.ineqlin.marginals, 0.0)
+    marginals = solution.ineqlin.marginals if solution.status == 0 else None
+    if marginals is None or not np.isfinite(marginals).all():
+        return np.ones(len(slots))
+    prices = np.maximum(-marginals, 0.0)
     return prices if prices.any() else np.ones(len(slots))

@@ -194,3 +194,27 @@ def test_noisy_runs_respect_the_bounds_of_their_own_durations(case, network: str
     assert (busy <= problem.topology.compute_slots * schedule.makespan * slack).all()
     moved = (schedule.transfer_finish - schedule.transfer_start).sum()
     assert schedule.makespan <= (durations.sum() + moved) * slack
+
+
+def test_devices_of_very_unlike_speed() -> None:
+    """Where the linear program cannot be solved, a weaker bound is left, and it is one."""
+    for slow in (1e9, 1e18, 1e30, 1e200):
+        problem = problem_of([[1e-9, 1e-9 * slow], [1e-9, 2e-9 * slow], [1e-9, 3e-9 * slow]])
+        bounds = lower_bounds(problem)
+        least = Simulator(problem).makespan([0, 0, 0])
+        assert bounds.critical_path == 1e-9
+        assert 0.99 * least <= bounds.work <= bounds.area <= least * (1 + 1e-12)
+
+
+def test_a_program_that_is_not_solved_leaves_a_weaker_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import scipy.optimize
+
+    class Unsolved:
+        status = 4
+        ineqlin = type("Rows", (), {"marginals": None})
+
+    monkeypatch.setattr(scipy.optimize, "linprog", lambda *_, **__: Unsolved)
+    bounds = lower_bounds(problem_of([[1, 4], [6, 2]]))
+    assert bounds.work == bounds.area == 1.5

@@ -17,6 +17,7 @@ from doppler.errors import CapacityError, ConfigurationError
 from doppler.problem import PlacementProblem
 from doppler.schedulers.anytime import AnytimeScheduler, Run
 from doppler.schedulers.base import Proposal, check_count
+from doppler.schedulers.exact.fitting import fitting_placement
 from doppler.schedulers.exact.replay import Plan, plan_of
 from doppler.schedulers.exact.solver import ExactResult, SolverOptions, solve
 from doppler.simulator import Simulator
@@ -24,6 +25,9 @@ from doppler.simulator.threads import available_cores
 
 MOST_CHOICES = 100_000
 """Most (edge or op, source device, destination device) triples that a model is built for."""
+MOST_WORKERS = 64
+WORKERS_PER_CORE = 4
+"""More threads than this per core, and than `MOST_WORKERS`, are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,8 @@ class CpSat(AnytimeScheduler):
         budget_s: wall-clock limit, building the model included, compiling kernels at their first
             use not. [s]
         budget_evals: must be None, the search does not consist of evaluations.
-        num_workers: threads of CP-SAT after `steady`; None for all available cores.
+        num_workers: threads of CP-SAT after `steady`; None for all available cores; at most
+            `MOST_WORKERS`, or `WORKERS_PER_CORE` for each core if that is more.
         max_ops: larger problems are refused.
         restarts: randomised critical-path list schedules to start from.
         steady: share of the budget, 0 to 1, for the reproducible search.
@@ -89,6 +94,12 @@ class CpSat(AnytimeScheduler):
         for field in ("num_workers", "max_ops", "restarts"):
             if getattr(self, field) is not None or field != "num_workers":
                 check_count(owner, field, getattr(self, field))
+        most = max(MOST_WORKERS, WORKERS_PER_CORE * available_cores())
+        if self.num_workers is not None and self.num_workers > most:
+            raise ConfigurationError(
+                f"{owner}, num_workers: {self.num_workers} is more than {most}, of which this "
+                f"machine's {available_cores()} cores make no use"
+            )
         share = number(self.steady, f"{owner}, steady", ConfigurationError, above=False)
         if share > 1:
             raise ConfigurationError(f"{owner}, steady: {self.steady!r} is more than 1")
@@ -119,16 +130,51 @@ class CpSat(AnytimeScheduler):
             watch=None if look is None else lambda: look(run),
         )
         run.interrupted = result.interrupted
-        if run.best is None or result.plan is None:
-            raise CapacityError(
-                f"scheduler {self.name!r}, problem {problem.name!r}: no schedule that fits in the "
-                f"devices' memory was found in {self.budget_s:g} s; a larger budget_s may find one"
-            )
-        devices, order = run.best
-        assert order is not None
         run.evaluations += result.evaluations
+        if not np.isfinite(run.makespan):
+            self._look_for_fitting(run, result)
+        devices, order = self._best(run, result)
         info = report(problem, simulator.network, devices, order, result)
         return Proposal(devices, order, run.evaluations, run.makespan, info)
+
+    def _look_for_fitting(self, run: Run, result: ExactResult) -> None:
+        """Records a placement that fits under the simulator's own rules, if one is found."""
+        simulator = run.simulator
+        nominal = getattr(simulator, "simulator", simulator)  # of a `RobustSimulator`
+        candidates = []
+        if run.best is not None and run.best[1] is not None:
+            candidates.append((run.best[0], run.best[1]))
+        found, tries = fitting_placement(nominal, candidates, run.rng)
+        run.evaluations += tries
+        if found is None:
+            return
+        devices, order = found
+        run.record(float(simulator.makespans([devices], [order])[0]), devices, order, 1)
+        if result.plan is None:
+            result.schedule = nominal.run(devices, order)
+            result.plan, result.makespan = plan_of(result.schedule), result.schedule.makespan
+
+    def _best(self, run: Run, result: ExactResult) -> tuple[np.ndarray, np.ndarray]:
+        """The best placement; raises `CapacityError` if the simulator refuses all."""
+        if run.best is not None and result.plan is not None and np.isfinite(run.makespan):
+            devices, order = run.best
+            assert order is not None
+            return devices, order
+        where = f"scheduler {self.name!r}, problem {run.problem.name!r}"
+        if result.plan is None or run.best is None:
+            raise CapacityError(
+                f"{where}: no schedule that fits in the devices' memory was found in "
+                f"{self.budget_s:g} s; a larger budget_s may find one"
+            )
+        message = (
+            f"{where}: a schedule of {result.makespan:g} s fits in the devices' memory, but only "
+            "with waiting; no placement was found that fits in a run that never waits"
+        )
+        try:
+            run.simulator.run(*run.best)
+        except CapacityError as error:  # names device, time and tensors
+            message += f"; in the first one tried, {error}"
+        raise CapacityError(message)
 
     def _start_plan(self, run: Run) -> Plan | None:
         """Records the start placement; how it runs, unless it does not fit."""

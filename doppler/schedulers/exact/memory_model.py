@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 UNITS = 1_000_000
 """Where bytes are no whole numbers they are rounded down to this part of the capacity."""
+MOST_BYTES = 2.0**53
+"""Up to here floats are exact; more are taken for no whole numbers."""
 
 
 def add_memory(model: PlacementModel) -> None:
@@ -43,13 +45,15 @@ def add_memory(model: PlacementModel) -> None:
 
 
 def _units(sizes: np.ndarray, capacity: float) -> tuple[list[int], int]:
-    """Sizes and capacity in whole units."""
-    whole = sizes.astype(np.int64)
-    if (whole == sizes).all():
+    """Sizes and capacity in whole units; sizes above the capacity are cut to one unit more."""
+    if sizes.sum() <= MOST_BYTES and (np.floor(sizes) == sizes).all():
+        whole = sizes.astype(np.int64)
         unit = int(np.gcd.reduce(whole))
-        return (whole // unit).tolist(), int(capacity // unit)
-    unit_bytes = capacity / UNITS
-    return np.floor(sizes / unit_bytes).astype(np.int64).tolist(), UNITS + 1
+        room = int(capacity // unit)
+        return np.minimum(whole // unit, room + 1).tolist(), room
+    with np.errstate(over="ignore"):
+        shares = np.minimum(sizes / capacity, 2.0)
+    return np.floor(shares * UNITS * (1 - 1e-12)).astype(np.int64).tolist(), UNITS + 1
 
 
 def _interval(model: PlacementModel, start: Any, end: Any, literal: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapreplace
+from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 import numpy as np
@@ -89,12 +89,14 @@ class Replay:
         self._ops = ops.tolist()
         self._hops = hops.tolist()
 
-    def times(self, plan: Plan, not_before: Times | None = None) -> Times:
+    def times(self, plan: Plan, planned: Times | None = None) -> Times:
         """Start and finish of every task. Each resource serves its tasks in the plan's order.
 
         Args:
             plan: must be complete.
-            not_before: starts that tasks also wait for.
+            planned: in whatever unit; where given, tasks start in its order and wait for all that
+                have finished in it before they start. What is resident is then what is there,
+                however durations were rounded.
         """
         problem = self.problem
         routes = problem.topology.routes
@@ -103,10 +105,13 @@ class Replay:
         channel_free: dict[int, Any] = {}
         arrived: dict[tuple[int, int], Any] = {}
         times: Times = {}
+        earliest: Any = 0
+        ending: list[tuple[Any, Any]] = []
         for task in plan.tasks:
             op, target, hop = task
             home = devices[op]
-            earliest = 0 if not_before is None else not_before[task][0]
+            while planned is not None and ending and ending[0][0] <= planned[task][0]:
+                earliest = max(earliest, heappop(ending)[1])
             if target >= 0:
                 route = routes[home][target]
                 link = route[hop]
@@ -130,6 +135,9 @@ class Replay:
                 heapreplace(slots[home], finish)
                 arrived[op, home] = finish
             times[task] = start, finish
+            if planned is not None:
+                earliest = max(earliest, start)
+                heappush(ending, (planned[task][1], finish))
         return times
 
 
@@ -167,12 +175,15 @@ def seconds_replay(problem: PlacementProblem, network: str) -> Replay:
 
 
 def fits(schedule: Schedule) -> bool:
-    """Whether no device is ever over its memory, as far as bytes and capacities are known."""
+    """Whether no device is ever over its memory, as far as bytes and capacities are known.
+
+    Without slack, as in the simulator.
+    """
     problem = schedule.problem
     if problem.graph.output_bytes is None:
         return True
     return all(
-        held.max() <= capacity * (1 + 1e-12)
+        held.max() <= capacity
         for (_, held), capacity in zip(
             schedule.memory_over_time(), problem.topology.memory_bytes.tolist()
         )

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from doppler.construction import Construction
-from doppler.errors import CapacityError
+from doppler.errors import CapacityError, ConfigurationError
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule, lower_bounds
 from doppler.schedulers.critical_path import critical_path_priorities
 from doppler.schedulers.exact.classical import ClassicalModel
+from doppler.schedulers.exact.fitting import fitting_placement
 from doppler.schedulers.exact.instance import Instance, make_instance
 from doppler.schedulers.exact.model import PlacementModel
 from doppler.schedulers.exact.replay import (
@@ -24,6 +25,7 @@ from doppler.schedulers.exact.replay import (
     Times,
     fits,
     length,
+    memory_may_bind,
     plan_of,
     schedule_of,
     seconds_replay,
@@ -145,6 +147,8 @@ class _Search:
         self.progress = progress
         self.watch = watch
         self.in_seconds = seconds_replay(problem, network)
+        self.executor = Simulator(problem, network=network, choose="given")
+        self.memory = memory_may_bind(problem)
         self.result = ExactResult(np.inf, lower_bounds(problem).best, None, None)
 
     def run(self) -> ExactResult:
@@ -152,10 +156,11 @@ class _Search:
         horizon = self.result.makespan
         if not np.isfinite(horizon):
             horizon = _one_after_another(self.problem)
-        instance = make_instance(self.problem, self.network, horizon)
-        self._raise_bound(instance.lower_seconds)
-        if not self.result.optimal and self._time_left() > 0:
-            self._solve(instance, horizon)
+        if horizon > 0:  # else nothing is shorter
+            instance = make_instance(self.problem, self.network, horizon)
+            self._raise_bound(instance.lower_seconds)
+            if not self.result.optimal and self._time_left() > 0:
+                self._solve(instance, horizon)
         result = self.result
         if result.bound > result.makespan * (1 + 1e-9):
             raise RuntimeError(
@@ -174,21 +179,34 @@ class _Search:
 
         Args:
             plan: what was found.
-            planned: starts that are waited for where the earliest ones need too much memory. [s]
+            planned: when its tasks start and finish, to be waited for where the earliest starts
+                need too much memory. [ticks]
         """
-        for not_before in (None, planned):
-            times = self.in_seconds.times(plan, not_before)
-            makespan = float(length(times))
+        makespan = np.inf
+        for waited_for in (None,) if planned is None else (None, planned):
+            times = self.in_seconds.times(plan, waited_for)
             schedule = schedule_of(self.problem, self.network, plan, times)
-            if not fits(schedule):
-                continue
-            if makespan < self.result.makespan:
-                self.result.makespan, self.result.plan = makespan, plan
-                self.result.schedule = schedule
-                self._note()
-            if self.progress is not None:
-                self.progress(plan)
-            return
+            if not self.memory or fits(schedule):
+                makespan = float(length(times))
+                self._keep(plan, schedule, makespan)
+                break
+        if not np.isfinite(makespan):
+            self._accept_run(plan.devices, plan.order)
+        if self.progress is not None:
+            self.progress(plan)
+
+    def _accept_run(self, devices: np.ndarray, order: np.ndarray) -> None:
+        """Keeps how the simulator runs a placement, if it does not refuse it and that is better."""
+        self.result.evaluations += 1
+        if self.executor.makespan(devices, order) < self.result.makespan:
+            schedule = self.executor.run(devices, order)
+            self._keep(plan_of(schedule), schedule, float(schedule.makespan))
+
+    def _keep(self, plan: Plan, schedule: Schedule, makespan: float) -> None:
+        if makespan < self.result.makespan:
+            self.result.makespan, self.result.plan = makespan, plan
+            self.result.schedule = schedule
+            self._note()
 
     def _raise_bound(self, bound: float) -> None:
         self.result.bound = max(self.result.bound, bound)
@@ -203,7 +221,7 @@ class _Search:
     def _list_schedules(self) -> None:
         """Starts from critical-path list schedules whose priorities are disturbed more and more."""
         problem, rng = self.problem, np.random.default_rng(self.options.seed)
-        simulator = Simulator(problem, network=self.network, choose="given")
+        simulator = self.executor
         priorities = critical_path_priorities(problem)
         restarts = self.options.restarts
         construction = Construction(problem, self.network, min(BATCH, restarts))
@@ -223,9 +241,20 @@ class _Search:
                 if np.isfinite(makespans[row]):
                     self.accept(plan_of(simulator.run(placements[row], orders[row])))
             if first == 0:
+                if self.result.plan is None:
+                    self._start_from_fitting(placements, orders, rng)
                 self.began = perf_counter()  # kernels may have had to be compiled
             if self.result.optimal or self._time_left() < self.options.budget_s / 2:
                 return
+
+    def _start_from_fitting(
+        self, placements: np.ndarray, orders: np.ndarray, rng: np.random.Generator
+    ) -> None:
+        """Starts from a single device, or from list schedules that are made to fit."""
+        found, tries = fitting_placement(self.executor, zip(placements, orders), rng)
+        self.result.evaluations += tries
+        if found is not None:
+            self.accept(plan_of(self.executor.run(*found)))
 
     def _solve(self, instance: Instance, horizon: float) -> None:
         result = self.result
@@ -249,7 +278,6 @@ class _Search:
                 model.model.clear_hints()
                 model.hint(result.plan, instance.replay.times(result.plan))
             status, bound = self._call(instance, model, steady, left)
-            self._check(status, instance)
             self._raise_bound(instance.ticks.seconds(bound))
             model.model.add(model.makespan >= bound)
             if status == "OPTIMAL":
@@ -258,12 +286,15 @@ class _Search:
                 break
         result.reproducible = False
 
-    def _check(self, status: str, instance: Instance) -> None:
-        if status == "MODEL_INVALID" or (status == "INFEASIBLE" and not instance.memory):
-            raise RuntimeError(f"problem {self.problem.name!r}: CP-SAT says {status}")
+    def _check(self, status: str, reason: str, instance: Instance) -> None:
+        where = f"problem {self.problem.name!r}"
+        if status == "MODEL_INVALID":
+            raise ConfigurationError(f"{where}: CP-SAT refuses the model or its options: {reason}")
+        if status == "INFEASIBLE" and (self.result.plan is not None or not instance.memory):
+            raise RuntimeError(f"{where}: CP-SAT says {status}, which is wrong")
         if status == "INFEASIBLE":
             raise CapacityError(
-                f"problem {self.problem.name!r}: no placement and schedule fits in the devices' "
+                f"{where}: no placement and schedule fits in the devices' "
                 "memory, which is proven; devices of more memory are needed"
             )
 
@@ -280,7 +311,7 @@ class _Search:
 
             def on_solution_callback(self) -> None:
                 plan, times = model.read(self.value)
-                search.accept(plan, _in_seconds(instance, times) if instance.memory else None)
+                search.accept(plan, times if instance.memory else None)
 
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
@@ -290,6 +321,9 @@ class _Search:
         solver.parameters.use_timetable_edge_finding_in_cumulative = True
         solver.parameters.catch_sigint_signal = False
         status = solver.status_name(self._wait(solver, model.model, Found()))
+        invalid = status == "MODEL_INVALID"
+        reason = model.model.validate() or solver.response_proto.solution_info if invalid else ""
+        self._check(status, reason, instance)
         proven = solver.best_objective_bound
         known = status in ("OPTIMAL", "FEASIBLE", "UNKNOWN") and np.isfinite(proven)
         return status, max(instance.lower, int(np.ceil(proven - 1e-6)) if known else 0)
@@ -307,11 +341,6 @@ class _Search:
                 except KeyboardInterrupt:
                     self.result.interrupted = True
                     solver.stop_search()
-
-
-def _in_seconds(instance: Instance, times: Times) -> Times:
-    seconds = instance.ticks.seconds
-    return {task: (seconds(start), seconds(end)) for task, (start, end) in times.items()}
 
 
 def _one_after_another(problem: PlacementProblem) -> float:

@@ -11,6 +11,8 @@ from doppler.problem import PlacementProblem
 MOST_EXACT_TICKS = 2.0**40
 """A common tick is used as long as no schedule is longer than this many of them."""
 MOST_DIGITS = 15
+SHORTEST_TICK = 1e-300
+"""A tick is at least so long, so that quotients by it have all their digits. [s]"""
 RELATIVE_ERROR = 1e-6
 """Where there is no common tick, rounding all tasks down loses at most this part of the horizon."""
 
@@ -63,7 +65,8 @@ def to_ticks(problem: PlacementProblem, horizon: float) -> Ticks:
 
     Args:
         problem: what is scheduled.
-        horizon: length of some schedule, which the rounding error is relative to. [s]
+        horizon: length of some schedule, above 0, which the rounding error is relative to; what
+            takes longer is cut to a little more, as no schedule of interest has it. [s]
     """
     ops, hops = problem.cost_model.op_seconds, hop_seconds(problem)
     used = hops[problem.graph.out_degrees > 0]
@@ -72,11 +75,12 @@ def to_ticks(problem: PlacementProblem, horizon: float) -> Ticks:
     if common is not None:
         numerator, denominator = common
         scale = denominator / numerator
-        return Ticks(True, numerator, denominator, _nearest(ops * scale), _nearest(hops * scale))
+        return Ticks(True, numerator, denominator, _nearest(ops, scale), _nearest(hops, scale))
     # A chain of a schedule passes each op once and at most a few hops for each
     chain = 4.0 * problem.num_ops
-    tick = horizon * RELATIVE_ERROR / chain
-    return Ticks(False, tick, 1.0, _down(ops / tick), _down(hops / tick))
+    tick = max(horizon * RELATIVE_ERROR / chain, SHORTEST_TICK)
+    most = 1.01 * horizon / tick + 4
+    return Ticks(False, tick, 1.0, _down(ops, tick, most), _down(hops, tick, most))
 
 
 def _common_tick(durations: np.ndarray, horizon: float) -> tuple[float, float] | None:
@@ -94,9 +98,12 @@ def _common_tick(durations: np.ndarray, horizon: float) -> tuple[float, float] |
     return None
 
 
-def _nearest(values: np.ndarray) -> np.ndarray:
-    return np.round(values).astype(np.int64)
+def _nearest(seconds: np.ndarray, scale: float) -> np.ndarray:
+    most = 2 * MOST_EXACT_TICKS / scale  # only what is never sent is longer
+    return np.round(np.minimum(seconds, most) * scale).astype(np.int64)
 
 
-def _down(values: np.ndarray) -> np.ndarray:
-    return np.floor(values * (1 - 1e-15)).astype(np.int64)
+def _down(seconds: np.ndarray, tick: float, most: float) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        ticks = np.minimum(seconds / tick, most)
+    return np.floor(ticks * (1 - 1e-15)).astype(np.int64)
