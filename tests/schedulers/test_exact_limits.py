@@ -120,6 +120,7 @@ def test_tight_memory_starts_from_what_fits(choose: str, monkeypatch: pytest.Mon
     full = CpSat(budget_s=8.0).schedule(problem, simulator, rng(1))
     assert full.info["optimum"] == "optimal" and np.isfinite(full.info["simulated_makespan"])
     monkeypatch.setattr(solver._Search, "_solve", lambda *_: None)  # CP-SAT finds nothing
+    assert np.isfinite(solve(problem, "serial_links", QUICK).makespan)
     found = CpSat(budget_s=8.0).schedule(problem, simulator, rng(1))
     assert np.isfinite(
         simulator.makespan(found.devices, found.order if choose == "given" else None)
