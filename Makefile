@@ -29,7 +29,7 @@ types: setup
 	$(BIN)/mypy
 
 tests: setup
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 format: setup  ## rewrite the files in the house style
 	$(BIN)/ruff format doppler envs scripts configs tests

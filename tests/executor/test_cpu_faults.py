@@ -19,7 +19,11 @@ DEVICES = np.arange(20) % 2
 
 
 def our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("doppler-")]
+    return [
+        t.name
+        for t in threading.enumerate()
+        if t.name.startswith(("doppler-device-", "doppler-link-"))
+    ]
 
 
 @pytest.fixture(autouse=True)
