@@ -33,12 +33,13 @@ from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from doppler.viz.scatter import ScatterPanel, plot_scatter
 from doppler.workloads import Workload, make_workload
-from scripts.bench_schedulers import ROOT, Journal
+from scripts.bench_journal import Cell, Journal, is_number
 from scripts.bench_simulator import machine
 from scripts.fidelity import Candidate, Fidelity, as_placement, candidates, fidelity, repeatability
 from scripts.progress import ProgressDisplay
 
 WORKLOADS = ("chainmm", "ffnn", "llama_block", "llama_layer")
+ROOT = Path(__file__).resolve().parents[1]
 EMULATED_SECONDS = 0.3
 """What the middle one of the placements shall last on emulated devices. [s]"""
 
@@ -153,6 +154,14 @@ def run_study(
         notes.append(f"median lateness {1e6 * float(np.median(late)):.1f} us of emulated time")
     runs = np.array([cell["makespans"] for cell in rounds])
     return Study(f"{name}, {num_devices} devices", found, simulated, runs, notes)
+
+
+def usable(cell: Cell) -> bool:
+    """Whether a journal's cell is a plan or a round, whole."""
+    if cell["key"].endswith("/plan"):
+        return all(name in cell for name in ("candidates", "simulated", "notes"))
+    values = cell.get("makespans")
+    return isinstance(values, list) and all(map(is_number, values)) and "lateness_s" in cell
 
 
 def one_round(executor: Executor, found: list[Candidate], number: int) -> list[float]:
@@ -356,7 +365,7 @@ def main(arguments: list[str] | None = None) -> list[Study]:
         seed=options.seed,
     )
     console = Console(markup=False)
-    journal = Journal(options.journal, options.fresh)
+    journal = Journal(options.journal, options.fresh, usable)
     devices = options.devices or ([2] if options.executor == "cpu" else [4, 8])
     title = (
         f"{settings.executor} devices, {settings.repeats} interleaved rounds after "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from doppler.errors import DopplerError
 
-_NUMBERS = ("makespan", "seconds", "evaluations")
+Cell = dict[str, Any]
+"""What one finished part of a benchmark found; `key` names it."""
 
 
 class Journal:
@@ -17,14 +19,15 @@ class Journal:
     Args:
         path: a file that may not exist yet.
         fresh: whether to begin anew.
+        usable: whether a cell has what the benchmark reads of it; others are left as well.
 
     Raises:
         DopplerError: a file that cannot be read or written.
     """
 
-    def __init__(self, path: Path, fresh: bool) -> None:
+    def __init__(self, path: Path, fresh: bool, usable: Callable[[Cell], bool]) -> None:
         self.path = path
-        self.cells: dict[str, dict[str, Any]] = {}
+        self.cells: dict[str, Cell] = {}
         try:
             if fresh:
                 path.unlink(missing_ok=True)
@@ -37,10 +40,10 @@ class Journal:
             raise DopplerError(f"{path}: cannot be used as a journal: {error.strerror}") from error
         for line in text.splitlines():
             cell = _parsed(line)
-            if cell is not None:
+            if cell is not None and usable(cell):
                 self.cells[cell["key"]] = cell
 
-    def add(self, key: str, **cell: Any) -> dict[str, Any]:
+    def add(self, key: str, **cell: Any) -> Cell:
         """Keeps a cell."""
         self.cells[key] = {"key": key, **cell}
         with self.path.open("a", encoding="utf-8") as file:
@@ -48,15 +51,14 @@ class Journal:
         return self.cells[key]
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: str) -> Cell | None:
     try:
         cell = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(cell, dict) or not isinstance(cell.get("key"), str):
-        return None
-    for name in _NUMBERS:
-        value = cell.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-    return cell if "refused" in cell or "makespan" in cell else None
+    return cell if isinstance(cell, dict) and isinstance(cell.get("key"), str) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a cell is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

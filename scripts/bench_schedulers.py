@@ -35,7 +35,7 @@ from doppler.schedule import lower_bounds
 from doppler.schedulers import Scheduler, make_scheduler
 from doppler.simulator import Simulator
 from doppler.workloads import layered_dag, make_workload
-from scripts.bench_journal import Journal
+from scripts.bench_journal import Cell, Journal, is_number
 from scripts.bench_simulator import machine
 from scripts.best_known import BestKnown
 from scripts.progress import ProgressDisplay
@@ -200,6 +200,13 @@ def cases(section: str) -> Iterator[Case]:
         for num_ops in (1_000, 10_000):
             problem = layered_dag(num_ops, num_devices=8)
             yield Case(f"random layers, {num_ops} ops", problem, Simulator(problem))
+
+
+def usable(cell: Cell) -> bool:
+    """Whether a journal's cell is one of ours, whole."""
+    return "refused" in cell or all(
+        is_number(cell.get(name)) for name in ("makespan", "seconds", "evaluations")
+    )
 
 
 def run_section(
@@ -405,7 +412,7 @@ def run(options: argparse.Namespace) -> None:
     )
     console = Console(markup=False)
     display = ProgressDisplay(console)
-    journal, known = Journal(options.journal, options.fresh), BestKnown(options.results)
+    journal, known = Journal(options.journal, options.fresh, usable), BestKnown(options.results)
     parts = [f"{machine()}."]
     for section in options.sections:
         if section in ("published", "given", "stg") and not DATA.is_dir():

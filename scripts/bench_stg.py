@@ -123,7 +123,8 @@ def run_instance(instance: Instance, name: str, options: dict[str, Any]) -> dict
     if makespan < bound * (1 - 1e-9):
         raise RuntimeError(f"{instance.name}: {name} found {makespan} s, below the bound {bound} s")
     exact = {key: value for key, value in info.items() if key in EXACT}
-    return {"makespan": makespan, "seconds": info["seconds"], **exact}
+    cell = {"makespan": makespan, "seconds": info["seconds"], "evaluations": info["evaluations"]}
+    return {**cell, **exact}
 
 
 def _row(label: str, known: list[Instance], cells: list[dict[str, Any]]) -> list[str]:

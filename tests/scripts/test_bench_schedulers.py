@@ -16,7 +16,7 @@ from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from scripts import bench_schedulers, bench_stg
 from scripts.bench_journal import Journal
-from scripts.bench_schedulers import Case, Settings, main, run_section, show
+from scripts.bench_schedulers import Case, Settings, main, run_section, show, usable
 from scripts.best_known import BestKnown, entry_key
 from scripts.progress import ProgressDisplay
 
@@ -117,16 +117,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
         BestKnown(path)
 
 
+CELL = {"makespan": 1.0, "seconds": 2.0, "evaluations": 3}
+
+
 def test_a_journal_survives_a_line_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path, fresh=False).add("a", makespan=1.0)
+    Journal(path, fresh=False, usable=usable).add("a", **CELL)
     with path.open("a") as file:
         file.write('{"key": "b", "make')
-    journal = Journal(path, fresh=False)
-    assert journal.cells == {"a": {"key": "a", "makespan": 1.0}}
-    journal.add("b", makespan=2.0)
-    assert Journal(path, fresh=False).cells["b"]["makespan"] == 2.0
-    assert Journal(path, fresh=True).cells == {}
+    journal = Journal(path, fresh=False, usable=usable)
+    assert journal.cells == {"a": {"key": "a", **CELL}}
+    journal.add("b", **{**CELL, "makespan": 2.0})
+    assert Journal(path, fresh=False, usable=usable).cells["b"]["makespan"] == 2.0
+    assert Journal(path, fresh=True, usable=usable).cells == {}
 
 
 def test_a_cell_tells_the_median_and_the_spread() -> None:
@@ -154,7 +157,7 @@ def test_a_section_resumes_and_reports(
 ) -> None:
     settings = quick(monkeypatch, problem)
     display = ProgressDisplay(Console(markup=False))
-    journal = Journal(tmp_path / "journal.jsonl", fresh=False)
+    journal = Journal(tmp_path / "journal.jsonl", fresh=False, usable=usable)
     known = BestKnown(tmp_path / "best.json")
     header, rows = run_section("published", settings, journal, known, display)
     assert header == ["scheduler", "chains"]
@@ -166,7 +169,7 @@ def test_a_section_resumes_and_reports(
     assert by_label["best known now"] == "3 s (bound 3 s)"
     # Nothing is run twice.
     monkeypatch.setattr(bench_schedulers, "run_cell", None)
-    again = Journal(tmp_path / "journal.jsonl", fresh=False)
+    again = Journal(tmp_path / "journal.jsonl", fresh=False, usable=usable)
     assert run_section("published", settings, again, known, display) == (header, rows)
 
 
@@ -175,7 +178,7 @@ def test_a_target_that_is_missed_says_so(
 ) -> None:
     settings = quick(monkeypatch, problem)
     monkeypatch.setitem(bench_schedulers.TARGETS["published"], "chains", 0.9)
-    journal = Journal(tmp_path / "journal.jsonl", fresh=False)
+    journal = Journal(tmp_path / "journal.jsonl", fresh=False, usable=usable)
     known = BestKnown(tmp_path / "best.json")
     display = ProgressDisplay(Console(markup=False))
     _, rows = run_section("published", settings, journal, known, display)
@@ -190,7 +193,7 @@ def test_a_policy_joins_and_its_label_tells_the_run(tmp_path: Path) -> None:
 
 def test_standard_task_graphs(shared_data: Path, tmp_path: Path) -> None:
     display = ProgressDisplay(Console(markup=False))
-    journal = Journal(tmp_path / "journal.jsonl", fresh=False)
+    journal = Journal(tmp_path / "journal.jsonl", fresh=False, usable=usable)
     header, rows = bench_stg.run_stg(20.0, 1, journal, display)
     by_label = {row[0]: row[1:] for row in rows}
     assert header[1:5] == ["2 processors", "4 processors", "8 processors", "16 processors"]
@@ -205,7 +208,7 @@ def test_standard_task_graphs(shared_data: Path, tmp_path: Path) -> None:
 def test_a_journal_leaves_lines_that_are_no_cells(tmp_path: Path, line: str) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(line + "\n")
-    assert Journal(path, fresh=False).cells == {}
+    assert Journal(path, fresh=False, usable=usable).cells == {}
 
 
 @pytest.mark.parametrize(

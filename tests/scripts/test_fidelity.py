@@ -118,7 +118,6 @@ def test_the_table_has_both_simulations_and_says_what_is_missed() -> None:
 FAST = ["--workloads", "chainmm", "--placements", "4", "--warmup", "0"]
 
 
-@pytest.mark.xfail(reason="a fidelity study does not find its rounds again", strict=False)
 def test_an_interrupted_study_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,7 @@ def test_an_interrupted_study_goes_on(
     assert second.runs.shape == (3, 4)
     assert second.runs[0].tolist() == first.runs[0].tolist()
     assert second.runs[1].tolist() != first.runs[1].tolist()
-    assert second.simulated["simulated"] == pytest.approx(second.measured, rel=3.0)
+    assert second.simulated["simulated"] == pytest.approx(second.measured, rel=0.5)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert re.search(r"\| chainmm, 2 devices \| simulated \| \d+\.\d%", output.read_text())
     assert "median lateness" in capsys.readouterr().out
