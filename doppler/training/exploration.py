@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,20 +20,8 @@ from doppler.training.sequential_test import SequentialTest
 from doppler.training.shadow import Known, Margin, placement_key, shadow_margin
 
 if TYPE_CHECKING:
+    from doppler.training.real_rl import RealRL
     from doppler.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class ExplorationLimits:
-    """The options of `RealRL` that are about measuring, see there."""
-
-    executed: int
-    repeats: int
-    confirm_repeats: int
-    alpha: float
-    shadow_margin: float
-    regret_limit: float
-    recalibration: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +35,6 @@ class Rated:
         executed: how many different placements were run now.
         skipped: how many rows were only simulated.
         margin: that decided.
-        runs: executions, the incumbent's included.
         noise: deviation of one paired log ratio.
     """
 
@@ -57,7 +43,6 @@ class Rated:
     executed: int
     skipped: int
     margin: Margin
-    runs: int
     noise: float
 
 
@@ -66,13 +51,11 @@ class Explorer:
 
     Args:
         trainer: with a measured objective.
-        limits: what may be executed.
-        stage: name for the journal.
+        stage: what may be executed.
     """
 
-    def __init__(self, trainer: Trainer, limits: ExplorationLimits, stage: str) -> None:
+    def __init__(self, trainer: Trainer, stage: RealRL) -> None:
         self.trainer = trainer
-        self.limits = limits
         self.stage = stage
         measured = trainer.measured
         assert measured is not None
@@ -82,10 +65,10 @@ class Explorer:
         self._rules: dict[str, Any] = {"network": trainer.network, **rules}
         self._first = Simulator(trainer.problem, **self._rules)
         self._recalibration: CostRecalibration | None = None
-        if limits.recalibration > 0:
+        if stage.recalibration > 0:
             signatures = getattr(measured, "signatures", None)
             self._recalibration = CostRecalibration(
-                trainer.problem, signatures, limits.recalibration
+                trainer.problem, signatures, stage.recalibration
             )
         summarise = None if self._recalibration is None else self._recalibration.summarise
         path = None if trainer.folder is None else trainer.folder / JOURNAL_NAME
@@ -93,17 +76,13 @@ class Explorer:
 
     @property
     def measuring(self) -> Measuring:
-        measuring = self.trainer.state.measuring
-        if measuring is None:
-            raise RuntimeError("real_rl was not started")
-        return measuring
+        assert self.trainer.state.measuring is not None
+        return self.trainer.state.measuring
 
     @property
     def incumbent(self) -> Placement:
-        incumbent = self.trainer.state.incumbent
-        if incumbent is None:
-            raise RuntimeError("real_rl was not started")
-        return incumbent
+        assert self.trainer.state.incumbent is not None
+        return self.trainer.state.incumbent
 
     @property
     def incumbent_median(self) -> float:
@@ -117,11 +96,15 @@ class Explorer:
         self.trainer.state.measuring = Measuring(factors=factors)
 
     def check(self) -> None:
-        """Raises `CheckpointError` unless the restored accounts fit the recalibration."""
-        measuring = self.trainer.state.measuring
-        if measuring is None:
-            return
-        factors, recalibration = measuring.factors, self._recalibration
+        """Raises `CheckpointError` unless all that `begin` makes was restored, and fits."""
+        state = self.trainer.state
+        for label in ("initial", "incumbent"):
+            placement = getattr(state, label)
+            if placement is None or placement.order is None:
+                raise CheckpointError(f"state.{label}: no placement with its order")
+        if state.measuring is None:
+            raise CheckpointError("state.measuring: is missing")
+        factors, recalibration = state.measuring.factors, self._recalibration
         groups = 0 if recalibration is None else recalibration.num_groups
         if (0 if factors is None else len(factors.ops)) != groups:
             raise CheckpointError(
@@ -140,18 +123,19 @@ class Explorer:
         """
         measuring = self.measuring
         if not measuring.incumbent_runs:
-            self._measure_incumbent(self.limits.repeats)
+            self._measure_incumbent(self.stage.repeats)
         placements = [*candidates, *others]
         keys = [placement_key(placement, self.ordered) for placement in placements]
         own = placement_key(self.incumbent, self.ordered)
-        margin, predicted = self._predict(placements)
+        simulator = self.simulator()
+        margin, predicted = self._predict(simulator, placements)
         noise = measuring.noise.sigma
         rows = self._worth_executing(keys, own, predicted, margin)
-        runs = self._race([placements[row] for row in rows], [keys[row] for row in rows])
-        if not rows:
+        if rows:
+            self._race(simulator, [placements[row] for row in rows], [keys[row] for row in rows])
+        else:
             # Keeps up with the machine's drift, and lets the regret recover as service goes on.
             self._measure_incumbent(1)
-            runs = 1
         entries = [None if key == own else measuring.ledger.entries.get(key) for key in keys]
         log_ratios = np.log(predicted)
         for row, known in enumerate(entries):
@@ -165,16 +149,18 @@ class Explorer:
         measuring.counts.executed += len(rows)
         measuring.counts.skipped += skipped
         measuring.counts.known += count - skipped - sum(row < count for row in rows)
-        return Rated(log_ratios, entries, len(rows), skipped, margin, runs, noise)
+        return Rated(log_ratios, entries, len(rows), skipped, margin, noise)
 
-    def _predict(self, placements: Sequence[Placement]) -> tuple[Margin, np.ndarray]:
+    def _predict(
+        self, simulator: Simulator, placements: Sequence[Placement]
+    ) -> tuple[Margin, np.ndarray]:
         """The margin, and the predicted ratios to the incumbent's makespan. # (rows,)"""
-        measuring, simulator = self.measuring, self.simulator()
+        measuring = self.measuring
         simulated = self._simulate(simulator, [self.incumbent, *placements])
         margin = shadow_margin(
             self._log_errors(simulator, simulated[0]),
-            self.limits.shadow_margin,
-            brake(measuring.regret, self.limits.regret_limit),
+            self.stage.shadow_margin,
+            brake(measuring.regret, self.stage.regret_limit),
             measuring.counts.idle,
         )
         return margin, margin.predicted(_ratios(simulated[1:], simulated[0]))
@@ -185,7 +171,7 @@ class Explorer:
         """Rows to execute: never executed, within the margin, of these the best predicted."""
         new: dict[str, int] = {}
         for row in np.argsort(predicted, kind="stable").tolist():
-            if not predicted[row] <= 1.0 + margin.width or len(new) >= self.limits.executed:
+            if not predicted[row] <= 1.0 + margin.width or len(new) >= self.stage.executed:
                 break
             if keys[row] != own and keys[row] not in self.measuring.ledger.entries:
                 new.setdefault(keys[row], row)
@@ -194,7 +180,7 @@ class Explorer:
     def challenge(self, challenger: Known) -> bool:
         """Lets a placement meet the incumbent until a sequential test is sure; see there."""
         challenger.challenged = True
-        test = SequentialTest(self.limits.alpha, self.limits.confirm_repeats)
+        test = SequentialTest(1.0 - self.stage.confidence, self.stage.confirm_repeats)
         pair = [self.incumbent, challenger.placement]
         runs: list[np.ndarray] = []
         while test.open:
@@ -219,7 +205,7 @@ class Explorer:
             state.measured_rounds,
             devices[sequence],
             orders[sequence],
-            stage=self.stage,
+            stage=self.stage.name,
             update=state.update,
             purpose=purpose,
         )
@@ -239,22 +225,21 @@ class Explorer:
             return self._first
         return Simulator(self._recalibration.recalibrated(factors), **self._rules)
 
-    def _race(self, candidates: list[Placement], keys: Sequence[str]) -> int:
-        """Executes candidates that were never executed; returns how many runs it took."""
-        if not candidates:
-            return 0
-        measuring, before = self.measuring, self.simulator()
+    def _race(self, simulator: Simulator, candidates: list[Placement], keys: Sequence[str]) -> None:
+        """Executes candidates that were never executed; `simulator` knows nothing of it yet."""
+        measuring = self.measuring
 
         def measure(active: list[int]) -> np.ndarray:
             return self.round([self.incumbent, *(candidates[i] for i in active)], "candidates")
 
-        raced = race(measure, len(candidates), self.limits.repeats, measuring.noise.sigma)
+        raced = race(measure, len(candidates), self.stage.repeats, measuring.noise.sigma)
         measuring.noise.add(raced.log_ratios)
         self._account(raced.incumbent, raced.candidates)
-        self._compare(before, [self.incumbent, *candidates], [raced.incumbent, *raced.candidates])
+        self._compare(
+            simulator, [self.incumbent, *candidates], [raced.incumbent, *raced.candidates]
+        )
         for placement, key, ratios in zip(candidates, keys, raced.log_ratios, strict=True):
             measuring.ledger.add(key, placement, ratios.tolist())
-        return len(raced.incumbent) + sum(map(len, raced.candidates))
 
     def _measure_incumbent(self, repeats: int) -> None:
         rounds = [self.round([self.incumbent], "incumbent") for _ in range(repeats)]
@@ -299,7 +284,7 @@ class Explorer:
         rows = [
             known
             for known in self.measuring.ledger.entries.values()
-            if math.isfinite(known.log_ratio)
+            if np.isfinite(known.log_ratio)
         ]
         if not rows:
             return np.zeros(0)

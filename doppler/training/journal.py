@@ -76,12 +76,6 @@ class MeasurementJournal:
             self._read(path)
             self._stream = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
-    def measure(
-        self, index: int, placements: np.ndarray, orders: np.ndarray, **labels: Any
-    ) -> np.ndarray:
-        """As `round`, makespans only. # (rows,) [s]"""
-        return self.round(index, placements, orders, **labels).makespans
-
     def round(self, index: int, placements: np.ndarray, orders: np.ndarray, **labels: Any) -> Round:
         """One run of each row, measured now or, where the journal has it, read back.
 

@@ -43,16 +43,6 @@ class Counts:
     error: float = 0.0
     first_error: float = 0.0
 
-    @property
-    def simulation_error(self) -> float:
-        """Mean error of the recalibrated simulator, 0 before the first comparison."""
-        return self.error / self.compared if self.compared else 0.0
-
-    @property
-    def first_simulation_error(self) -> float:
-        """Mean error of the simulator as it was at first."""
-        return self.first_error / self.compared if self.compared else 0.0
-
 
 @dataclass(eq=False)
 class Measuring:
@@ -73,6 +63,18 @@ class Measuring:
     counts: Counts = field(default_factory=Counts)
     ledger: Ledger = field(default_factory=Ledger)
     factors: CostFactors | None = None
+
+    def report(self) -> dict[str, float]:
+        """Metrics of the stage so far; means of nothing are 0."""
+        regret, counts = self.regret, self.counts
+        return {
+            "executions": regret.executions,
+            "regret_mean": regret.mean,
+            "regret_explored": regret.explored_mean,
+            "regret_worst": regret.worst,
+            "simulation_error": counts.error / max(counts.compared, 1),
+            "simulation_error_uncalibrated": counts.first_error / max(counts.compared, 1),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {

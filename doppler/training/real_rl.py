@@ -31,10 +31,11 @@ import numpy as np
 from doppler.errors import ConfigurationError
 from doppler.policies.dual_policy import PolicyTables
 from doppler.schedule import Placement
-from doppler.training.exploration import ExplorationLimits, Explorer, Rated
+from doppler.training.exploration import Explorer, Rated
 from doppler.training.likelihood import LossWeights, accumulate_gradient, log_likelihoods
 from doppler.training.rollout import EpisodeRunner, RolloutBatch
 from doppler.training.sequential_test import sign_test
+from doppler.training.shadow import placement_key
 from doppler.training.stage import ReinforceStage
 from doppler.training.trust_region import backtrack, estimated_kl
 
@@ -101,16 +102,7 @@ class RealRL(ReinforceStage):
         self._runner = EpisodeRunner(
             trainer.policy, trainer.problem, trainer.network, self.batch_size
         )
-        limits = ExplorationLimits(
-            executed=self.executed,
-            repeats=self.repeats,
-            confirm_repeats=self.confirm_repeats,
-            alpha=1.0 - self.confidence,
-            shadow_margin=self.shadow_margin,
-            regret_limit=self.regret_limit,
-            recalibration=self.recalibration,
-        )
-        self._explorer = Explorer(trainer, limits, self.name)
+        self._explorer = Explorer(trainer, self)
         if trainer.state.started:
             self._explorer.check()
 
@@ -134,15 +126,20 @@ class RealRL(ReinforceStage):
         elites = [Placement(*row) for row in zip(archive.placements, archive.orders)]
         rated = explorer.rate(candidates, elites)
         rewarded = self._learn(trainer, batch, tables, rated)
-        seconds = explorer.incumbent_median * np.exp(rated.log_ratios)
         incumbent = explorer.incumbent_median
+        seconds = incumbent * np.exp(rated.log_ratios)
         self._challenge(rated)
         return {
             **rewarded,
             "exploration": exploration,
             "measured_makespan_incumbent": incumbent,
-            **self._measured(rated, seconds),
-            **self._accounts(rated),
+            **_measured(rated, seconds),
+            "placements_executed": rated.executed,
+            "placements_skipped": rated.skipped,
+            "shadow_margin": rated.margin.width,
+            "shadow_error": rated.margin.error,
+            "measurement_noise": rated.noise,
+            **explorer.measuring.report(),
         }
 
     def end(self, trainer: Trainer) -> dict[str, Any]:
@@ -150,10 +147,7 @@ class RealRL(ReinforceStage):
         state, explorer = trainer.state, self._explorer
         initial, final = state.initial, explorer.incumbent
         assert initial is not None
-        replaced = final is not initial and not (
-            np.array_equal(final.devices, initial.devices)
-            and np.array_equal(final.order, initial.order)  # type: ignore[arg-type]
-        )
+        replaced = placement_key(final, True) != placement_key(initial, True)
         kept = [initial, final] if replaced else [initial]
         runs = np.stack([explorer.round(kept, "final") for _ in range(self.final_repeats)])
         medians = np.median(runs, axis=0)
@@ -163,22 +157,17 @@ class RealRL(ReinforceStage):
         state.incumbent = Placement(
             chosen.devices, chosen.order, {**chosen.info, "measured_makespan": makespan}
         )
-        measuring = explorer.measuring
+        counts = explorer.measuring.counts
         return {
             "improved": better,
             "initial_measured_makespan": float(medians[0]),
             "final_measured_makespan": makespan,
             "measured_rounds": state.measured_rounds,
-            "executions": measuring.regret.executions,
-            "regret_mean": measuring.regret.mean,
-            "regret_explored": measuring.regret.explored_mean,
-            "regret_worst": measuring.regret.worst,
-            "placements_executed": measuring.counts.executed,
-            "placements_skipped": measuring.counts.skipped,
-            "placements_known": measuring.counts.known,
-            "incumbents": 1 + measuring.counts.replaced,
-            "simulation_error": measuring.counts.simulation_error,
-            "simulation_error_uncalibrated": measuring.counts.first_simulation_error,
+            "placements_executed": counts.executed,
+            "placements_skipped": counts.skipped,
+            "placements_known": counts.known,
+            "incumbents": 1 + counts.replaced,
+            **explorer.measuring.report(),
         }
 
     def close(self) -> None:
@@ -236,36 +225,21 @@ class RealRL(ReinforceStage):
         decided = int((runs[:, 1] != runs[:, 0]).sum())
         return decided > 0 and sign_test(wins, decided) <= 1.0 - self.confidence
 
-    def _measured(self, rated: Rated, seconds: np.ndarray) -> dict[str, float]:
-        """Makespans of the rows that were measured, in terms of the incumbent's median."""
-        rows = [row for row, known in enumerate(rated.known) if known is not None]
-        if not rows:
-            return {}
-        return {
-            "measured_makespan_mean": float(seconds[rows].mean()),
-            "measured_makespan_min": float(seconds[rows].min()),
-        }
-
-    def _accounts(self, rated: Rated) -> dict[str, float]:
-        measuring = self._explorer.measuring
-        return {
-            "placements_executed": rated.executed,
-            "placements_skipped": rated.skipped,
-            "shadow_margin": rated.margin.width,
-            "shadow_error": rated.margin.error,
-            "measurement_noise": rated.noise,
-            "executions": measuring.regret.executions,
-            "regret_mean": measuring.regret.mean,
-            "regret_explored": measuring.regret.explored_mean,
-            "regret_worst": measuring.regret.worst,
-            "simulation_error": measuring.counts.simulation_error,
-            "simulation_error_uncalibrated": measuring.counts.first_simulation_error,
-        }
-
     def _greedy(self, trainer: Trainer) -> Placement:
         runner = EpisodeRunner(trainer.policy, trainer.problem, trainer.network, 1)
         batch = runner.run(trainer.rng, greedy=True, record=False)
         return Placement(batch.placements[0], batch.ops[0])
+
+
+def _measured(rated: Rated, seconds: np.ndarray) -> dict[str, float]:
+    """Makespans of the rows that were measured, in terms of the incumbent's median."""
+    rows = [row for row, known in enumerate(rated.known) if known is not None]
+    if not rows:
+        return {}
+    return {
+        "measured_makespan_mean": float(seconds[rows].mean()),
+        "measured_makespan_min": float(seconds[rows].min()),
+    }
 
 
 def bounded(log_ratios: np.ndarray) -> np.ndarray:

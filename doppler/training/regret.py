@@ -10,7 +10,6 @@ import numpy as np
 FREE_EXECUTIONS = 10
 """The worst placement is looked for after so many executions, when nothing is known yet."""
 
-
 BRAKE_RUNS = 10
 """The brake takes so many runs of regret 0 to have been made: a few slow ones are no trend."""
 
@@ -44,12 +43,12 @@ class Regret:
     @property
     def mean(self) -> float:
         """Mean regret of a run, 0 before the first."""
-        return self.total / self.executions if self.executions else 0.0
+        return self.total / max(self.executions, 1)
 
     @property
     def explored_mean(self) -> float:
         """Mean regret of a run of another placement than the incumbent, 0 before the first."""
-        return self.explored_total / self.explored if self.explored else 0.0
+        return self.explored_total / max(self.explored, 1)
 
     def add(self, incumbent: np.ndarray, others: Sequence[np.ndarray], median: float) -> None:
         """Takes in runs that were made together.
@@ -79,9 +78,10 @@ def brake(regret: Regret, limit: float) -> float:
     """What part of the margin is left: 1 while the mean regret is well below its limit, 0 at it.
 
     Of the regret that the incumbent's own runs have too, which is noise and no reason to stop, only
-    as much counts as half of the limit.
+    as much counts as lies before the part over which the brake is applied.
     """
+    braking = BRAKE_SHARE * limit
     own = (regret.total - regret.explored_total) / max(regret.executions - regret.explored, 1)
     added = max(regret.explored_total - own * regret.explored, 0.0)
-    mean = added / (regret.executions + BRAKE_RUNS) + min(own, 0.5 * limit)
-    return min(max((limit - mean) / (BRAKE_SHARE * limit), 0.0), 1.0)
+    mean = added / (regret.executions + BRAKE_RUNS) + min(own, limit - braking)
+    return min(max((limit - mean) / braking, 0.0), 1.0)

@@ -16,7 +16,7 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 from doppler.simulator import Simulator
 from doppler.training import Callback, RealRL, Trainer
-from doppler.training.exploration import ExplorationLimits, Explorer
+from doppler.training.exploration import Explorer
 from doppler.training.racing import PairedNoise, clearly_worse, log_ratio, race
 from doppler.training.real_rl import bounded
 from doppler.training.regret import Regret, brake
@@ -304,11 +304,7 @@ def test_a_known_placement_is_not_executed_again(flat: PlacementProblem) -> None
     machine = Machine(Simulator(flat), noise=0.01, error=0.0, seed=2)
     start, order = balanced(), np.arange(16)
     trainer = tune(machine, start, episodes=4, batch_size=4)
-    limits = ExplorationLimits(
-        executed=4, repeats=5, confirm_repeats=15, alpha=0.1, shadow_margin=9.0,
-        regret_limit=0.05, recalibration=0.0,
-    )  # fmt: skip
-    explorer = Explorer(trainer, limits, "real_rl")
+    explorer = Explorer(trainer, RealRL(shadow_margin=9.0, recalibration=0.0))
     explorer.begin()
     swapped = [np.argsort(SECONDS)[[i, i + 1]] for i in (2, 5, 8)]
     rows = [np.where(np.isin(order, pair), 1 - start.devices, start.devices) for pair in swapped]
