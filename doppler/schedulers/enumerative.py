@@ -19,7 +19,6 @@ from doppler.graph import DataflowGraph
 from doppler.problem import PlacementProblem
 from doppler.schedulers.balanced import LayerCost, assign_layer
 from doppler.schedulers.base import Proposal, Scheduler, check_count
-from doppler.schedulers.partitioning.vertices import capacities
 
 if TYPE_CHECKING:
     from doppler.simulator import Simulator
@@ -78,7 +77,8 @@ class EnumerativeOptimizer(Scheduler):
         layers = meta_op_layers(problem.graph)
         order = np.array([op for layer in layers for op in layer])
         devices = self._walk(problem, layers, balanced=True)
-        if problem.graph.output_bytes is None or not np.isfinite(capacities(problem)).any():
+        known = problem.graph.output_bytes is not None
+        if not known or not np.isfinite(problem.topology.memory_bytes).any():
             return Proposal(devices, order)
         makespan = float(simulator.makespans(devices[None], order[None])[0])
         if np.isfinite(makespan):
@@ -124,7 +124,7 @@ class _Placed:
     def __init__(self, problem: PlacementProblem) -> None:
         self._problem = problem
         self._block = problem.constraints.block
-        self._capacity = capacities(problem)
+        self._capacity = problem.topology.memory_bytes
         known = problem.graph.output_bytes
         self._bytes = np.zeros(problem.num_ops) if known is None else known
         self.devices = np.full(problem.num_ops, -1, np.int64)
@@ -166,8 +166,8 @@ class _Placed:
 
     def pace(self, ops: list[int]) -> np.ndarray:
         """Mean seconds of ops on each device, by its compute slots. # (D,) [s]"""
-        slots = np.array(self._problem.topology.compute_slots)
-        return self._problem.cost_model.op_seconds[ops].mean(axis=0) / slots
+        mean = self._problem.cost_model.op_seconds[ops].mean(axis=0)
+        return mean / self._problem.topology.compute_slots
 
     def cost(self, units: list[list[int]], compute: bool) -> LayerCost:
         """What each unit would take on each device; with `compute`, its own seconds too."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from doppler.problem import PlacementProblem
+from doppler.schedulers.exact.replay import Task
 from doppler.simulator.jit import allocates, compiled, entry
 
 
@@ -64,8 +65,8 @@ def make_tasks(
     devices: np.ndarray,
     hop_seconds: np.ndarray,
     channels: list[tuple[int, ...]],
-) -> Tasks:
-    """Lists the tasks of a placement.
+) -> tuple[Tasks, list[Task]]:
+    """Lists the tasks of a placement, and how they are called in a plan.
 
     Args:
         problem: what is scheduled.
@@ -76,6 +77,7 @@ def make_tasks(
     graph, homes = problem.graph, devices.tolist()
     seconds = problem.cost_model.op_seconds[np.arange(len(devices)), devices].tolist()
     device = [-1 if given else home for given, home in zip(problem.is_input_op, homes)]
+    names: list[Task] = [(op, -1, 0) for op in range(len(homes))]
     takes: list[tuple[int, ...]] = [()] * len(homes)
     edges: list[tuple[int, int]] = []
     for op, home in enumerate(homes):
@@ -84,11 +86,12 @@ def make_tasks(
             target = homes[consumer]
             if target not in last:
                 before = op
-                for link in problem.topology.routes[home][target]:
+                for hop, link in enumerate(problem.topology.routes[home][target]):
                     edges.append((before, len(seconds)))
                     before = len(seconds)
                     seconds.append(float(hop_seconds[op, link]))
                     device.append(-1)
+                    names.append((op, target, hop))
                     takes.append(channels[link])
                 last[target] = before
             edges.append((last[target], consumer))
@@ -96,7 +99,7 @@ def make_tasks(
     for before, after in edges:
         following[before].append(after)
     width = max([1, *map(len, takes)])
-    return Tasks(
+    tasks = Tasks(
         np.array(seconds),
         np.array(_tails(seconds, following)),
         np.bincount([after for _, after in edges], minlength=len(seconds)).astype(np.int64),
@@ -105,6 +108,7 @@ def make_tasks(
         np.array(device, np.int64),
         np.array([[*row, *[-1] * (width - len(row))] for row in takes], np.int64),
     )
+    return tasks, names
 
 
 def _tails(seconds: list[float], following: list[list[int]]) -> list[float]:

@@ -16,7 +16,7 @@ from doppler.schedule.networks import link_channels
 from doppler.schedulers.base import Proposal, Scheduler, best_of, check_count
 from doppler.schedulers.exact.branching import best_sequence, make_tasks
 from doppler.schedulers.exact.instance import allowed_devices
-from doppler.schedulers.exact.replay import Plan, Task, memory_may_bind
+from doppler.schedulers.exact.replay import Plan, memory_may_bind
 from doppler.schedulers.exact.symmetry import identical_devices
 from doppler.schedulers.exact.ticks import hop_seconds
 from doppler.simulator import Simulator
@@ -260,21 +260,7 @@ def _free_optima(
     slots = np.array(problem.topology.compute_slots, np.int64)
     makespans, plans = np.zeros(len(placements)), []
     for row, devices in enumerate(placements):
-        tasks = make_tasks(problem, devices, seconds, channels)
+        tasks, names = make_tasks(problem, devices, seconds, channels)
         makespans[row], sequence = best_sequence(tasks, slots, num_channels, np.inf)
-        plans.append(Plan(devices, _named(problem, devices, sequence.tolist())))
+        plans.append(Plan(devices, tuple(names[task] for task in sequence.tolist())))
     return makespans, plans
-
-
-def _named(problem: PlacementProblem, devices: np.ndarray, sequence: list[int]) -> tuple[Task, ...]:
-    """Tasks of a plan for the numbers that `make_tasks` gave."""
-    names: list[Task] = [(op, -1, 0) for op in range(problem.num_ops)]
-    for op, home in enumerate(devices.tolist()):
-        seen = {home}
-        for consumer in problem.graph.successors(op).tolist():
-            target = int(devices[consumer])
-            if target not in seen:
-                seen.add(target)
-                route = problem.topology.routes[home][target]
-                names.extend((op, target, hop) for hop in range(len(route)))
-    return tuple(names[task] for task in sequence)

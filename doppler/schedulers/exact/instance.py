@@ -112,10 +112,5 @@ def make_instance(problem: PlacementProblem, network: str, horizon: float) -> In
 
 def allowed_devices(problem: PlacementProblem) -> np.ndarray:
     """Where pins, an op's own or its group's, let each op run. # (num_ops, num_devices) bool"""
-    constraints = problem.constraints
-    allowed = np.ones((problem.num_ops, problem.num_devices), bool)
-    for op in np.flatnonzero(constraints.block >= 0).tolist():
-        pin = constraints.block_device[constraints.block[op]]
-        if pin >= 0:
-            allowed[op] = np.arange(problem.num_devices) == pin
-    return allowed
+    pins = problem.conform(np.full(problem.num_ops, -1))[:, None]
+    return (pins < 0) | (pins == np.arange(problem.num_devices))

@@ -215,23 +215,27 @@ class PlacementModel:
         size = self.instance.problem.num_devices
         return [(s, t, routes[s][t]) for s in range(size) for t in range(size) if s != t]
 
+    def _transfer_ticks(self) -> np.ndarray:
+        """Ticks for each op's output along each route. # (routes, num_ops)"""
+        hops, routes = self.instance.ticks.hops, self._routes()
+        ticks = [hops[:, list(route)].sum(axis=1) for _, _, route in routes]
+        return np.array(ticks, np.int64).reshape(len(routes), len(hops))
+
     def _shortest_transfers(self) -> np.ndarray:
         """The least ticks for each op's output to any other device. # (num_ops,)"""
-        hops = self.instance.ticks.hops
-        each = [hops[:, list(route)].sum(axis=1) for _, _, route in self._routes()]
-        return np.min(each, axis=0) if each else np.zeros(len(hops), np.int64)
+        ticks = self._transfer_ticks()
+        return ticks.min(axis=0) if len(ticks) else np.zeros(ticks.shape[1], np.int64)
 
     def _add_arrivals(self) -> None:
         """Transfers without contention: what the least transfer does not say yet."""
         instance, model = self.instance, self.model
-        graph, hops = instance.problem.graph, instance.ticks.hops
         shortest = self._shortest_transfers()
-        for producer, consumer in graph.edges.tolist():
-            for source, target, route in self._routes():
+        ticks, routes = self._transfer_ticks().T.tolist(), self._routes()
+        for producer, consumer in instance.problem.graph.edges.tolist():
+            for (source, target, _), taken in zip(routes, ticks[producer]):
                 here, there = self.on[producer][source], self.on[consumer][target]
-                seconds = int(hops[producer, list(route)].sum())
-                if here is not None and there is not None and seconds > shortest[producer]:
-                    model.add(self.start[consumer] >= self.end[producer] + seconds).only_enforce_if(
+                if here is not None and there is not None and taken > shortest[producer]:
+                    model.add(self.start[consumer] >= self.end[producer] + taken).only_enforce_if(
                         [here, there]
                     )
 

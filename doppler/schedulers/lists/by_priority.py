@@ -14,41 +14,8 @@ from doppler.schedulers.lists.timeline import (
     start_on,
     usable,
 )
-from doppler.simulator.jit import compiled, entry, inlined
-
-
-@inlined
-def _before(m: PlanningModel, priorities: np.ndarray, a: int, b: int) -> bool:
-    if priorities[a] != priorities[b]:
-        return priorities[a] > priorities[b]
-    return m.position[a] < m.position[b]
-
-
-@inlined
-def _push(m: PlanningModel, heap: np.ndarray, size: int, op: int, priorities: np.ndarray) -> None:
-    i = size
-    while i > 0 and _before(m, priorities, op, heap[(i - 1) // 2]):
-        heap[i] = heap[(i - 1) // 2]
-        i = (i - 1) // 2
-    heap[i] = op
-
-
-@inlined
-def _pop(m: PlanningModel, heap: np.ndarray, size: int, priorities: np.ndarray) -> int:
-    """Returns the first op; the heap is one shorter afterwards."""
-    top = heap[0]
-    op = heap[size - 1]
-    i = 0
-    while 2 * i + 1 < size - 1:
-        child = 2 * i + 1
-        if child + 1 < size - 1 and _before(m, priorities, heap[child + 1], heap[child]):
-            child += 1
-        if not _before(m, priorities, heap[child], op):
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = op
-    return top
+from doppler.simulator.heaps import heap_pop, heap_push
+from doppler.simulator.jit import compiled, entry
 
 
 @compiled
@@ -77,21 +44,23 @@ def _plan(
     wishes: np.ndarray,
     onward: np.ndarray,
     insertion: bool,
-    heap: np.ndarray,
+    heap_key: np.ndarray,
+    heap_item: np.ndarray,
 ) -> None:
     begin(m, s)
     size = 0
-    for op in range(len(heap)):
+    for op in range(len(priorities)):
         if s.missing[op] == 0 and not m.is_input[op]:
-            _push(m, heap, size, op, priorities)
+            heap_push(heap_key, heap_item, 0, size, -priorities[op], m.position[op])
             size += 1
     while size > 0:
-        op = _pop(m, heap, size, priorities)
+        op = m.topological_order[heap_pop(heap_key, heap_item, 0, size)]
         size -= 1
         commit(m, s, op, _cheapest(m, s, op, wishes[op], onward, insertion), insertion)
         for edge in range(m.succ_ptr[op], m.succ_ptr[op + 1]):
-            if s.missing[m.succ_ops[edge]] == 0:
-                _push(m, heap, size, m.succ_ops[edge], priorities)
+            consumer = m.succ_ops[edge]
+            if s.missing[consumer] == 0:
+                heap_push(heap_key, heap_item, 0, size, -priorities[consumer], m.position[consumer])
                 size += 1
     end(m, s)
 
@@ -104,7 +73,8 @@ def plan_by_priority(
     wishes: np.ndarray,
     onward: np.ndarray,
     insertion: bool,
-    heap: np.ndarray,
+    heap_key: np.ndarray,
+    heap_item: np.ndarray,
 ) -> None:
     """Plans all ops: the ready op of highest priority first, ties by topological position.
 
@@ -114,6 +84,6 @@ def plan_by_priority(
         wishes: device that an op takes if it may and if it fits, or -1. # (N,)
         onward: added to an op's finish on each device when these are compared. # (N, D) [s]
         insertion: whether an op may go into a gap between planned ones.
-        heap: scratch. # (N,) int64
+        heap_key, heap_item: scratch. # (N,) float64, (N,) int64
     """
-    _plan(m, s, priorities, wishes, onward, insertion, heap)
+    _plan(m, s, priorities, wishes, onward, insertion, heap_key, heap_item)

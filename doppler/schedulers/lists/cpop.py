@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from doppler.schedulers.lists.model import PlanningModel
+from doppler.schedulers.lists.model import PlanningModel, pins
 from doppler.schedulers.lists.planner import ListScheduler, Plan, priority_plan
 from doppler.schedulers.lists.ranks import downward_ranks, longest_path, rounded, upward_ranks
 from doppler.schedulers.lists.timeline import UNLIMITED
@@ -54,7 +54,6 @@ def critical_device(model: PlanningModel, path: np.ndarray) -> int:
         model: the problem.
         path: ops.
     """
-    block = model.block[path]
-    pins = np.where(block < 0, -1, np.append(model.block_device, -1)[block])
-    seconds = model.op_seconds[path[pins < 0]].sum(axis=0)
+    free = path[pins(model.block, model.block_device)[path] < 0]
+    seconds = model.op_seconds[free].sum(axis=0)
     return int(np.flatnonzero(seconds <= seconds.min() + model.same)[0])

@@ -166,14 +166,18 @@ def _model(
     )
 
 
+def pins(block: np.ndarray, block_device: np.ndarray) -> np.ndarray:
+    """The device of each op's block, or -1; arguments as in `PlanningModel`. # (N,)"""
+    return np.append(block_device, -1)[block]  # block -1 is the last
+
+
 def _mean_seconds(
     op_seconds: np.ndarray, block: np.ndarray, block_device: np.ndarray
 ) -> np.ndarray:
     mean = np.mean(op_seconds, axis=1)
-    members = np.flatnonzero(block >= 0)
-    pins = block_device[block[members]]
-    members, pins = members[pins >= 0], pins[pins >= 0]
-    mean[members] = np.asarray(op_seconds)[members, pins]
+    pin = pins(block, block_device)
+    pinned = np.flatnonzero(pin >= 0)
+    mean[pinned] = np.asarray(op_seconds)[pinned, pin[pinned]]
     return mean
 
 

@@ -104,6 +104,7 @@ def priority_plan(
         np.full(n, -1, np.int64) if wishes is None else wishes,
         np.zeros((n, d)) if onward is None else onward,
         insertion,
+        np.empty(n),
         np.empty(n, np.int64),
     )
     return _finished(model, state)

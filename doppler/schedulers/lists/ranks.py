@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from doppler.schedulers.lists.model import PlanningModel
-from doppler.simulator.jit import compiled, entry
+from doppler.schedulers.lists.model import PlanningModel, pins
+from doppler.simulator.jit import entry
 
 TIE_DIGITS = 1e12
 """Levels that agree to this many parts of the largest are a tie: sums differ by rounding."""
@@ -96,72 +96,15 @@ def optimistic_costs(model: PlanningModel) -> np.ndarray:
     """
     out = np.zeros((model.num_ops, model.num_devices))
     optimistic(
-        (model.succ_ptr, model.succ_ops, model.topological_order),
-        (model.block, model.block_device),
+        model.succ_ptr,
+        model.succ_ops,
+        model.topological_order,
+        pins(model.block, model.block_device),
         model.op_seconds,
         model.edge_seconds,
         out,
     )
     return out
-
-
-@compiled
-def _upward(
-    succ_ptr: np.ndarray,
-    succ_ops: np.ndarray,
-    topological_order: np.ndarray,
-    seconds: np.ndarray,
-    edges: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    for i in range(len(out) - 1, -1, -1):
-        op = topological_order[i]
-        onward = 0.0
-        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
-            onward = max(onward, edges[edge] + out[succ_ops[edge]])
-        out[op] = seconds[op] + onward
-
-
-@compiled
-def _downward(
-    succ_ptr: np.ndarray,
-    succ_ops: np.ndarray,
-    topological_order: np.ndarray,
-    seconds: np.ndarray,
-    edges: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    for op in topological_order:
-        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
-            consumer = succ_ops[edge]
-            out[consumer] = max(out[consumer], out[op] + seconds[op] + edges[edge])
-
-
-@compiled
-def _optimistic(
-    graph: tuple[np.ndarray, np.ndarray, np.ndarray],
-    blocks: tuple[np.ndarray, np.ndarray],
-    op_seconds: np.ndarray,
-    edges: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    succ_ptr, succ_ops, topological_order = graph
-    block, block_device = blocks
-    num_ops, num_devices = out.shape
-    for i in range(num_ops - 1, -1, -1):
-        op = topological_order[i]
-        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
-            consumer = succ_ops[edge]
-            pin = -1 if block[consumer] < 0 else block_device[block[consumer]]
-            least = np.inf
-            for device in range(num_devices):
-                if pin < 0 or pin == device:
-                    least = min(least, out[consumer, device] + op_seconds[consumer, device])
-            for device in range(num_devices):
-                onward = least + edges[edge]
-                if pin < 0 or pin == device:
-                    onward = min(onward, out[consumer, device] + op_seconds[consumer, device])
-                out[op, device] = max(out[op, device], onward)
 
 
 @entry
@@ -174,7 +117,12 @@ def upward(
     out: np.ndarray,
 ) -> None:
     """Fills `out` (N,) with the longest path from each op to an exit, the op included."""
-    _upward(succ_ptr, succ_ops, topological_order, seconds, edges, out)
+    for i in range(len(out) - 1, -1, -1):
+        op = topological_order[i]
+        onward = 0.0
+        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+            onward = max(onward, edges[edge] + out[succ_ops[edge]])
+        out[op] = seconds[op] + onward
 
 
 @entry
@@ -187,16 +135,35 @@ def downward(
     out: np.ndarray,
 ) -> None:
     """Fills `out` (N,), zero before, with the longest path from an entry, the op excluded."""
-    _downward(succ_ptr, succ_ops, topological_order, seconds, edges, out)
+    for op in topological_order:
+        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+            consumer = succ_ops[edge]
+            out[consumer] = max(out[consumer], out[op] + seconds[op] + edges[edge])
 
 
 @entry
 def optimistic(
-    graph: tuple[np.ndarray, np.ndarray, np.ndarray],
-    blocks: tuple[np.ndarray, np.ndarray],
+    succ_ptr: np.ndarray,
+    succ_ops: np.ndarray,
+    topological_order: np.ndarray,
+    pins: np.ndarray,
     op_seconds: np.ndarray,
     edges: np.ndarray,
     out: np.ndarray,
 ) -> None:
     """Fills `out` (N, D), zero before, with the optimistic cost table."""
-    _optimistic(graph, blocks, op_seconds, edges, out)
+    num_ops, num_devices = out.shape
+    for i in range(num_ops - 1, -1, -1):
+        op = topological_order[i]
+        for edge in range(succ_ptr[op], succ_ptr[op + 1]):
+            consumer = succ_ops[edge]
+            pin = pins[consumer]
+            least = np.inf
+            for device in range(num_devices):
+                if pin < 0 or pin == device:
+                    least = min(least, out[consumer, device] + op_seconds[consumer, device])
+            for device in range(num_devices):
+                onward = least + edges[edge]
+                if pin < 0 or pin == device:
+                    onward = min(onward, out[consumer, device] + op_seconds[consumer, device])
+                out[op, device] = max(out[op, device], onward)

@@ -8,7 +8,7 @@ import numpy as np
 
 from doppler.problem import PlacementProblem
 from doppler.schedulers.partitioning.split_kernel import NO_CONSUMER, SEVERAL, Chain, split
-from doppler.schedulers.partitioning.vertices import capacities, first_consumers
+from doppler.schedulers.partitioning.vertices import first_consumers, pins
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +79,7 @@ def best_splits(
 
 def _leaders(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     """The op that each op goes with, and its pin or -1. # (num_ops,), (num_ops,)"""
-    limits = problem.constraints
-    leader = limits.leader.copy()
-    pin = np.full(problem.num_ops, -1, np.int64)
-    members = np.flatnonzero(limits.block >= 0)
-    pin[members] = limits.block_device[limits.block[members]]
+    leader, pin = problem.constraints.leader.copy(), pins(problem)
     for op, consumer in first_consumers(problem):
         leader[op] = leader[consumer]
         pin[op] = pin[consumer]
@@ -100,13 +96,13 @@ def _chain(
     """The arrays of the kernel; tensors are numbered as the ops that make them."""
     num_ops, num_devices = problem.num_ops, problem.num_devices
     free, op_seconds = position >= 0, problem.cost_model.op_seconds
-    slots = np.array(problem.topology.compute_slots, np.float64)
+    slots = problem.topology.compute_slots
     work, base = np.zeros((count + 1, num_devices)), np.zeros(num_devices)
     np.add.at(work, position[free] + 1, op_seconds[free] / slots)
     pinned = np.flatnonzero(~free)
     np.add.at(base, pin[pinned], op_seconds[pinned, pin[pinned]] / slots[pin[pinned]])
     size = problem.graph.require("output_bytes") if fit_memory else np.zeros(num_ops)
-    room = capacities(problem) - np.bincount(pin[pinned], size[pinned], num_devices)
+    room = problem.topology.memory_bytes - np.bincount(pin[pinned], size[pinned], num_devices)
     home_bytes = np.zeros(count + 1)
     np.add.at(home_bytes, position[free] + 1, size[free])
 

@@ -135,7 +135,7 @@ class ChainSplit(Scheduler):
 
 def device_sequences(problem: PlacementProblem) -> list[np.ndarray]:
     """Sequences in which devices get their pieces, each once: by id, fastest, slowest first."""
-    seconds = problem.cost_model.op_seconds.sum(axis=0) / np.array(problem.topology.compute_slots)
+    seconds = problem.cost_model.op_seconds.sum(axis=0) / problem.topology.compute_slots
     by_id = np.arange(problem.num_devices)
     sequences: list[np.ndarray] = []
     for sequence in (by_id, np.lexsort((by_id, seconds)), np.lexsort((by_id, -seconds))):

@@ -8,7 +8,7 @@ as a rival of learned placement goes back to Mirhoseini et al. (2017).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -17,7 +17,7 @@ from doppler.errors import ConfigurationError
 from doppler.problem import PlacementProblem
 from doppler.schedulers.base import Proposal, Scheduler, best_of, check_count
 from doppler.schedulers.partitioning.arrangements import by_b_level
-from doppler.schedulers.partitioning.vertices import VertexGraph, capacities, contract
+from doppler.schedulers.partitioning.vertices import VertexGraph, contract
 
 if TYPE_CHECKING:
     from doppler.simulator import Simulator
@@ -81,7 +81,7 @@ class Metis(Scheduler):
         order = by_b_level(problem)
         speeds = device_speeds(graph.seconds)
         proposal = self._best(problem, simulator, rng, graph, order, (graph.seconds, speeds), True)
-        capacity = capacities(problem)
+        capacity = problem.topology.memory_bytes
         if not np.isfinite(proposal.makespan or 0.0) and graph.output_bytes is not None:
             evaluations = proposal.evaluations
             load = graph.output_bytes[:, None] / capacity
@@ -102,11 +102,12 @@ class Metis(Scheduler):
     ) -> Proposal:
         """Best of all restarts; `balance` is what is balanced (V, D), and shares (D,)."""
         load, shares = balance
+        weighted = _weighted(graph, load.mean(axis=1), shares)
         placements = np.empty((self.restarts, problem.num_ops), np.int64)
         cuts = np.empty(self.restarts)
         for row, seed in enumerate(rng.integers(0, 2**31 - 1, self.restarts).tolist()):
             recursive = self.method == "recursive" or (self.method == "both" and row % 2 == 0)
-            part = self._partition(graph, load.mean(axis=1), shares, seed, recursive)
+            part = self._partition(weighted, seed, recursive)
             devices = match_parts(graph, part, load, pulls)
             placements[row] = devices[graph.of_op]
             cuts[row] = graph.edge_seconds[np.diff(devices[graph.edges], axis=1)[:, 0] != 0].sum()
@@ -116,27 +117,32 @@ class Metis(Scheduler):
         info = {"cut_seconds": float(cuts[best])}
         return Proposal(placements[best], order, self.restarts, float(makespans[best]), info)
 
-    def _partition(
-        self, graph: VertexGraph, work: np.ndarray, shares: np.ndarray, seed: int, recursive: bool
-    ) -> np.ndarray:
-        """Part of each vertex; part k is meant to weigh as `shares[k]` is to their sum. # (V,)"""
-        if graph.num_vertices <= len(shares):
-            return np.arange(graph.num_vertices)
+    def _partition(self, weighted: dict[str, Any], seed: int, recursive: bool) -> np.ndarray:
+        """Part of each vertex of `_weighted`. # (V,)"""
+        num_vertices = len(weighted["vweights"])
+        if num_vertices <= weighted["nparts"]:
+            return np.arange(num_vertices)
         import pymetis
 
-        ends = np.concatenate([graph.edges, graph.edges[:, ::-1]])
-        by_start = np.lexsort((ends[:, 1], ends[:, 0]))
-        starts = np.searchsorted(ends[by_start, 0], np.arange(graph.num_vertices + 1))
-        _, part = pymetis.part_graph(
-            len(shares),
-            pymetis.CSRAdjacency(starts, ends[by_start, 1]),
-            vweights=_whole(work),
-            eweights=_whole(np.tile(graph.edge_seconds, 2)[by_start]),
-            tpwgts=(shares / shares.sum()).tolist(),
-            recursive=recursive,
-            options=pymetis.Options(seed=seed, ufactor=max(1, round(1000 * self.imbalance))),
-        )
+        options = pymetis.Options(seed=seed, ufactor=max(1, round(1000 * self.imbalance)))
+        _, part = pymetis.part_graph(**weighted, recursive=recursive, options=options)
         return np.array(part, np.int64)
+
+
+def _weighted(graph: VertexGraph, work: np.ndarray, shares: np.ndarray) -> dict[str, Any]:
+    """What METIS partitions; part k is meant to weigh as `shares[k]` is to their sum."""
+    import pymetis
+
+    ends = np.concatenate([graph.edges, graph.edges[:, ::-1]])
+    by_start = np.lexsort((ends[:, 1], ends[:, 0]))
+    starts = np.searchsorted(ends[by_start, 0], np.arange(graph.num_vertices + 1))
+    return {
+        "nparts": len(shares),
+        "adjacency": pymetis.CSRAdjacency(starts, ends[by_start, 1]),
+        "vweights": _whole(work),
+        "eweights": _whole(np.tile(graph.edge_seconds, 2)[by_start]),
+        "tpwgts": (shares / shares.sum()).tolist(),
+    }
 
 
 def device_speeds(seconds: np.ndarray) -> np.ndarray:

@@ -42,17 +42,16 @@ def contract(problem: PlacementProblem) -> VertexGraph:
     """The vertex graph of a problem; vertices are numbered anchors first, then groups, then ops."""
     limits, graph = problem.constraints, problem.graph
     num_devices, num_blocks = problem.num_devices, len(limits.block_device)
-    key = num_devices + num_blocks + np.arange(problem.num_ops)
-    members = np.flatnonzero(limits.block >= 0)
-    pins = limits.block_device[limits.block[members]]
-    key[members] = np.where(pins >= 0, pins, num_devices + limits.block[members])
+    own = num_blocks + np.arange(problem.num_ops)
+    key = num_devices + np.where(limits.block >= 0, limits.block, own)
+    pin = pins(problem)
+    key[pin >= 0] = pin[pin >= 0]
     for op, consumer in first_consumers(problem):
         key[op] = key[consumer]
     keys, of_op = np.unique(key, return_inverse=True)
     count = len(keys)
-    slots = np.array(problem.topology.compute_slots, np.float64)
     seconds = np.zeros((count, num_devices))
-    np.add.at(seconds, of_op, problem.cost_model.op_seconds / slots)
+    np.add.at(seconds, of_op, problem.cost_model.op_seconds / problem.topology.compute_slots)
     known = graph.output_bytes
     edges, edge_seconds = _joined(problem, of_op, count)
     return VertexGraph(
@@ -63,6 +62,11 @@ def contract(problem: PlacementProblem) -> VertexGraph:
         edges=edges,
         edge_seconds=edge_seconds,
     )
+
+
+def pins(problem: PlacementProblem) -> np.ndarray:
+    """Where each op is pinned, itself or with its group, -1 where it is free. # (num_ops,)"""
+    return problem.conform(np.full(problem.num_ops, -1))
 
 
 def first_consumers(problem: PlacementProblem) -> list[tuple[int, int]]:
@@ -77,16 +81,6 @@ def first_consumers(problem: PlacementProblem) -> list[tuple[int, int]]:
         if consumers.size:
             pairs.append((op, int(consumers[np.argmin(position[consumers])])))
     return pairs
-
-
-def capacities(problem: PlacementProblem) -> np.ndarray:
-    """Memory of each device, infinite where unknown. # (D,) [B]"""
-    return np.array(
-        [
-            np.inf if device.memory_bytes is None else device.memory_bytes
-            for device in problem.topology.devices
-        ]
-    )
 
 
 def _joined(
