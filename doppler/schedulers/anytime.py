@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from doppler.checks import number
 from doppler.errors import ConfigurationError
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
-from doppler.schedulers.base import Proposal, Scheduler
+from doppler.schedulers.base import Proposal, Scheduler, check_count
 
 if TYPE_CHECKING:
     from doppler.simulator import Simulator
@@ -132,19 +133,10 @@ class AnytimeScheduler(Scheduler):
         where = f"scheduler {self.name!r}"
         if self.budget_s is None and self.budget_evals is None:
             raise ConfigurationError(f"{where}: give budget_s or budget_evals; both are None")
-        seconds, evaluations = self.budget_s, self.budget_evals
-        if seconds is not None and (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, int | float)
-            or not (0 < seconds < math.inf)
-        ):
-            raise ConfigurationError(f"{where}, budget_s: {seconds!r} is not a number above 0")
-        if evaluations is not None and (
-            isinstance(evaluations, bool) or not isinstance(evaluations, int) or evaluations < 1
-        ):
-            raise ConfigurationError(
-                f"{where}, budget_evals: {evaluations!r} is not a whole number >= 1"
-            )
+        if self.budget_s is not None:
+            number(self.budget_s, f"{where}, budget_s", ConfigurationError, above=True)
+        if self.budget_evals is not None:
+            check_count(where, "budget_evals", self.budget_evals, most=2**62)
 
     def schedule(
         self,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
+from doppler.checks import whole_number
+from doppler.errors import CapacityError, InvalidPlacementError
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 
@@ -149,10 +150,7 @@ class Scheduler(ABC):
 
 def check_count(owner: str, field_name: str, value: int, most: int = 10**9) -> None:
     """Raises `ConfigurationError` unless an option is a whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{owner}, {field_name}: {value!r} is not a whole number >= 1")
-    if value > most:
-        raise ConfigurationError(f"{owner}, {field_name}: {value} is more than {most}")
+    whole_number(value, f"{owner}, {field_name}", 1, most=most)
 
 
 def best_of(makespans: np.ndarray) -> int:

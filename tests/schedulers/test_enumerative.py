@@ -234,7 +234,7 @@ def test_a_free_input_is_where_its_reader_is() -> None:
     ("options", "message"),
     [
         ({"cost": "money"}, "enumerative', cost: 'money' is not one of seconds, communication"),
-        ({"enumerate_up_to": 0}, "enumerative', enumerate_up_to: 0 is not a whole number >= 1"),
+        ({"enumerate_up_to": 0}, "enumerative', enumerate_up_to: 0 is below 1"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, message: str) -> None:

@@ -284,7 +284,7 @@ def test_a_start_is_never_made_worse() -> None:
             {"budget_s": None, "budget_evals": 5},
             "budget_evals: 5; its budget is budget_s",
         ),
-        ("cp_sat", {"num_workers": 0}, "num_workers: 0 is not a whole number >= 1"),
+        ("cp_sat", {"num_workers": 0}, "num_workers: 0 is below 1"),
         ("cp_sat", {"max_ops": 1.5}, "max_ops: 1.5 is not a whole number"),
         ("cp_sat", {"restarts": None}, "restarts: None is not a whole number"),
         ("cp_sat", {"steady": 1.5}, "steady: 1.5 is more than 1"),

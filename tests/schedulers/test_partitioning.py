@@ -433,12 +433,12 @@ def test_chain_split_sees_speed() -> None:
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (Metis, {"restarts": 0}, "'metis', restarts: 0 is not a whole number >= 1"),
+        (Metis, {"restarts": 0}, "'metis', restarts: 0 is below 1"),
         (Metis, {"method": "spectral"}, "method: 'spectral' is not one of both, kway, recursive"),
         (Metis, {"imbalance": 0.0}, "imbalance: 0.0 is not a number above 0 and at most 10"),
         (Metis, {"imbalance": True}, "imbalance: True"),
         (Metis, {"imbalance": float("nan")}, "imbalance: nan"),
-        (ChainSplit, {"max_positions": 0}, "max_positions: 0 is not a whole number >= 1"),
+        (ChainSplit, {"max_positions": 0}, "max_positions: 0 is below 1"),
         (ChainSplit, {"arrangements": []}, "arrangements: name at least one of level"),
         (ChainSplit, {"arrangements": "level"}, "arrangements: 'level' is not a list"),
         (ChainSplit, {"arrangements": ["deep"]}, "arrangements: 'deep' is not one of level"),

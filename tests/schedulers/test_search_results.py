@@ -244,8 +244,8 @@ def test_devices_that_may_change_places_are_matched():
     hood = make_neighbourhood(problem, DEFAULT_WEIGHTS, True)
     space = Space(search_tables(simulator), hood, np.arange(20), None, 1.0)
     run = Run(problem, simulator, rng())
-    climb = Genetic(population=2, islands=1).make_chain(run, space, 0)._climb
-    g, s = climb.population, climb.state
+    climb = Genetic(population=2, islands=1).make_chain(run, space, 0, 0)._climb
+    g, s = climb.population, climb.best
     g.devices[1] = np.array([2, 0, 3, 1])[g.devices[0]]
     g.orders[1] = rng(1).permutation(20)
     orders = set()
@@ -265,8 +265,8 @@ def test_devices_that_may_change_places_are_matched():
     hood = make_neighbourhood(pinned, DEFAULT_WEIGHTS, True)
     space = Space(search_tables(simulator), hood, np.arange(20), None, 1.0)
     run = Run(pinned, simulator, rng())
-    climb = Genetic(population=2, islands=1).make_chain(run, space, 0)._climb
-    g, s = climb.population, climb.state
+    climb = Genetic(population=2, islands=1).make_chain(run, space, 0, 0)._climb
+    g, s = climb.population, climb.best
     shares = []
     for _ in range(50):
         s.devices[:] = g.devices[0]

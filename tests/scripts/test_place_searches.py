@@ -79,7 +79,7 @@ def test_seconds_end_a_search(command: Command, uneven: PlacementProblem, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["budget_s=-1"], "scheduler 'annealing', budget_s: -1 is not a number above 0"),
+        (["budget_s=-1"], "scheduler 'annealing', budget_s: -1 is not a finite number above 0"),
         (["budget_s=long"], "scheduler 'annealing', budget_s: 'long'"),
         (["budget_evals=0"], "scheduler 'annealing', budget_evals: 0"),
         (["budget_evals=2.5"], "scheduler 'annealing', budget_evals: 2.5"),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
+from doppler.checks import number
 from doppler.errors import ConfigurationError
 from doppler.schedulers.anytime import Run
 from doppler.schedulers.search.base import SimulatedSearch, Space
 from doppler.schedulers.search.chains import Chain
-from doppler.schedulers.search.local_search import improve
-from doppler.schedulers.search.state import BEST, TEMPERATURE
+from doppler.schedulers.search.local_search import LocalSearch
+from doppler.schedulers.search.state import TEMPERATURE, State
 
 RANDOM_TEMPERATURE, START_TEMPERATURES = 0.5, (0.1, 0.5)
 """Of a search that begins at random; of the chains, in turn, of one that begins with a good
@@ -42,64 +41,41 @@ class SimulatedAnnealing(SimulatedSearch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        initial = (
-            min(START_TEMPERATURES)
-            if self.initial_temperature is None
-            else self.initial_temperature
-        )
-        for value in (initial, self.final_temperature):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigurationError(
-                    f"scheduler 'annealing', temperatures: {value!r} is not a number"
-                )
-        if not 0 < self.final_temperature <= initial < np.inf:
+        initial, final = self.initial_temperature, self.final_temperature
+        where = "scheduler 'annealing', "
+        number(final, f"{where}final_temperature", ConfigurationError, above=True)
+        if initial is None:
+            initial = min(START_TEMPERATURES)
+        number(initial, f"{where}initial_temperature", ConfigurationError, above=True)
+        if final > initial:
             raise ConfigurationError(
-                f"scheduler 'annealing', temperatures: not 0 < {self.final_temperature:g} (final) "
-                f"<= {initial:g} (initial)"
+                f"{where}final_temperature: {final:g} is above the initial {initial:g}"
             )
 
-    def make_chain(self, run: Run, space: Space, seed: int) -> AnnealingChain:
+    def make_chain(self, run: Run, space: Space, seed: int, index: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""
         initial = self.initial_temperature
-        if initial is None:
-            initial = RANDOM_TEMPERATURE if space.devices is None else START_TEMPERATURES[0]
-        return AnnealingChain(run, space, seed, initial, self.final_temperature)
-
-    def make_chains(self, run: Run, space: Space, seeds: list[int]) -> list[Chain]:
-        """See `SimulatedSearch.make_chains`."""
-        chains = [self.make_chain(run, space, seed) for seed in seeds]
-        if self.initial_temperature is None and space.devices is not None:
-            for index, chain in enumerate(chains):
-                chain.initial = START_TEMPERATURES[index % len(START_TEMPERATURES)]
-        return list(chains)
+        if initial is None and space.devices is None:
+            initial = RANDOM_TEMPERATURE
+        elif initial is None:
+            initial = START_TEMPERATURES[index % len(START_TEMPERATURES)]
+        return Annealing(space, space.state(run, seed), initial, self.final_temperature)
 
 
-class AnnealingChain:
+class Annealing(LocalSearch):
     """One annealing (a `Chain`).
 
     Args:
-        run, space, seed: as in `SimulatedSearch.make_chain`.
+        space, state: as in `LocalSearch`.
         initial, final: temperatures in mean op durations.
     """
 
-    def __init__(self, run: Run, space: Space, seed: int, initial: float, final: float) -> None:
-        self._space = space
-        self.state = space.state(run, seed)
-        self.initial, self._final = initial, final
-
-    @property
-    def makespan(self) -> float:
-        return float(self.state.values[BEST])
-
-    @property
-    def devices(self) -> np.ndarray:
-        return self.state.best_devices
-
-    @property
-    def order(self) -> np.ndarray | None:
-        return self.state.best_order if len(self.state.best_order) else None
+    def __init__(self, space: Space, state: State, initial: float, final: float) -> None:
+        super().__init__(space, state)
+        self._initial, self._final = initial, final
 
     def advance(self, fraction: float, evaluations: int) -> int:
-        cooled = self.initial * (self._final / self.initial) ** fraction
-        self.state.values[TEMPERATURE] = cooled * self._space.op_seconds
-        return int(improve(self._space.tables, self._space.hood, self.state, evaluations))
+        """See `Chain.advance`."""
+        cooled = self._initial * (self._final / self._initial) ** fraction
+        self.best.values[TEMPERATURE] = cooled * self._space.op_seconds
+        return super().advance(fraction, evaluations)

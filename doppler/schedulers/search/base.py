@@ -23,7 +23,7 @@ from doppler.schedulers.search.neighbourhood import (
     check_weights,
     make_neighbourhood,
 )
-from doppler.schedulers.search.state import State, make_state
+from doppler.schedulers.search.state import State, best_of, make_state
 from doppler.simulator import Simulator
 from doppler.simulator.search import SearchTables, search_tables
 
@@ -125,12 +125,8 @@ class SimulatedSearch(AnytimeScheduler):
         check_weights(where, self.moves)
 
     @abstractmethod
-    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
-        """One of the chains; must depend on nothing but its arguments."""
-
-    def make_chains(self, run: Run, space: Space, seeds: list[int]) -> list[Chain]:
-        """All chains, one per seed."""
-        return [self.make_chain(run, space, seed) for seed in seeds]
+    def make_chain(self, run: Run, space: Space, seed: int, index: int) -> Chain:
+        """The chain of an index; must depend on nothing but its arguments."""
 
     def search(self, run: Run) -> Proposal:
         """See `AnytimeScheduler.search`."""
@@ -149,9 +145,11 @@ class SimulatedSearch(AnytimeScheduler):
             op_seconds=float(run.problem.mean_op_seconds.mean()),
         )
         seeds = run.rng.integers(0, 2**63, self.chains)
-        chains = self.make_chains(run, space, seeds.tolist())
+        chains = [
+            self.make_chain(run, space, seed, index) for index, seed in enumerate(seeds.tolist())
+        ]
         run_chains(run, chains, self.num_threads)
-        found = [Found(chain.makespan, chain.devices, chain.order) for chain in chains]
+        found = [Found(*best_of(chain.best)) for chain in chains]
         # The budget may end before the first chain, and another objective may prefer the beginning.
         return _proposal(run, nominal, found if beginning is None else [*found, beginning])
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Protocol
 
-import numpy as np
-
 from doppler.schedulers.anytime import Run
+from doppler.schedulers.search.state import State, best_of
 from doppler.simulator.threads import available_cores
 
 WATCH_SECONDS = 0.1
@@ -23,16 +22,8 @@ class Chain(Protocol):
     """A search that depends on nothing but its seed and on how much of the budget is spent."""
 
     @property
-    def makespan(self) -> float:
-        """The best so far. [s]"""
-
-    @property
-    def devices(self) -> np.ndarray:
-        """Of the best so far. # (num_ops,)"""
-
-    @property
-    def order(self) -> np.ndarray | None:
-        """Of the best so far, None where orders are not searched. # (num_ops,)"""
+    def best(self) -> State:
+        """Holds the best placement so far."""
 
     def advance(self, fraction: float, evaluations: int) -> int:
         """Searches on.
@@ -94,7 +85,7 @@ def run_chains(run: Run, chains: Sequence[Chain], num_threads: int | None) -> No
             chain = chains[index]
             made = chain.advance(done, wanted)
             spent[index] += made
-            run.record(chain.makespan, chain.devices, chain.order, made)
+            run.record(*best_of(chain.best), made)
             if made == wanted:
                 waiting.append(index)
 

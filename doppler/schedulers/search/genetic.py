@@ -77,7 +77,7 @@ class Genetic(SimulatedSearch):
         if not number or not 0 <= chance <= 1:
             raise ConfigurationError(f"{where}, crossover: {chance!r} is not a number from 0 to 1")
 
-    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
+    def make_chain(self, run: Run, space: Space, seed: int, index: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""
         problem, patience = run.problem, self.patience
         if patience is None:
@@ -94,7 +94,7 @@ class Genetic(SimulatedSearch):
 
 
 class Islands:
-    """Some islands (a `Climb`).
+    """Some islands (a `Chain`).
 
     Args:
         problem: what is placed.
@@ -133,12 +133,13 @@ class Islands:
             max(2, options.population // _WINDOW_SHARE),
             options.crossover,
         )
-        self.state = make_state(
+        self.best = make_state(
             hood, self.population.devices[0], space.order, int(rng.integers(0, 2**63))
         )
 
-    def advance(self, evaluations: int) -> int:
-        tables, hood, s = self._space.tables, self._space.hood, self.state
+    def advance(self, fraction: float, evaluations: int) -> int:
+        """See `Chain.advance`."""
+        tables, hood, s = self._space.tables, self._space.hood, self.best
         made = 0
         while not self._climbing and made < evaluations:
             left = self._patience - int(s.counts[AGE] - s.counts[BEST_AGE])

@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from doppler.schedulers.anytime import Run
 from doppler.schedulers.base import check_count
 from doppler.schedulers.search.base import SimulatedSearch, Space
 from doppler.schedulers.search.chains import Chain
-from doppler.schedulers.search.local_search import improve
-from doppler.schedulers.search.state import BEST
+from doppler.schedulers.search.local_search import LocalSearch
 
 _HISTORY_PER_UNIT = 5
 _SHARE_OF_BUDGET = 300
@@ -44,7 +41,7 @@ class LateAcceptance(SimulatedSearch):
         if self.history is not None:
             check_count(f"scheduler {self.name!r}", "history", self.history, 100_000_000)
 
-    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
+    def make_chain(self, run: Run, space: Space, seed: int, index: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""
         length = self.history
         if length is None:
@@ -52,32 +49,4 @@ class LateAcceptance(SimulatedSearch):
             if run.budget_evals is not None:
                 most = run.budget_evals // self.chains // _SHARE_OF_BUDGET
                 length = min(length, max(1, most))
-        return LateAcceptanceChain(run, space, seed, length)
-
-
-class LateAcceptanceChain:
-    """One climb (a `Chain`).
-
-    Args:
-        run, space, seed: as in `SimulatedSearch.make_chain`.
-        history: evaluations.
-    """
-
-    def __init__(self, run: Run, space: Space, seed: int, history: int) -> None:
-        self._space = space
-        self.state = space.state(run, seed, history)
-
-    @property
-    def makespan(self) -> float:
-        return float(self.state.values[BEST])
-
-    @property
-    def devices(self) -> np.ndarray:
-        return self.state.best_devices
-
-    @property
-    def order(self) -> np.ndarray | None:
-        return self.state.best_order if len(self.state.best_order) else None
-
-    def advance(self, fraction: float, evaluations: int) -> int:
-        return int(improve(self._space.tables, self._space.hood, self.state, evaluations))
+        return LocalSearch(space, space.state(run, seed, length))

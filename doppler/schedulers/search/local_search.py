@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from doppler.schedulers.search.moves import apply_move, pick_kind, undo_move
@@ -20,6 +22,9 @@ from doppler.schedulers.search.state import (
 from doppler.simulator.jit import U, entry
 from doppler.simulator.kernel import simulate_trace
 from doppler.simulator.search import SearchTables, evaluate, make_search_scratch
+
+if TYPE_CHECKING:
+    from doppler.schedulers.search.base import Space
 
 CRITICAL_EVERY = 128
 """Evaluations between two computations of the critical chain, each worth a few evaluations."""
@@ -150,3 +155,19 @@ def _last_producer(t: SearchTables, devices: np.ndarray, finish: np.ndarray, op:
         if arrival > latest:
             producer, latest = source, arrival
     return producer
+
+
+class LocalSearch:
+    """One walk from one placement (a `Chain`).
+
+    Args:
+        space: what is searched.
+        state: where the walk begins; its history or its temperature tells what is kept.
+    """
+
+    def __init__(self, space: Space, state: State) -> None:
+        self._space, self.best = space, state
+
+    def advance(self, fraction: float, evaluations: int) -> int:
+        """See `Chain.advance`."""
+        return int(improve(self._space.tables, self._space.hood, self.best, evaluations))

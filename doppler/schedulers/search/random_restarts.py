@@ -15,9 +15,9 @@ from doppler.schedulers.anytime import Run
 from doppler.schedulers.base import check_count
 from doppler.schedulers.search.base import SimulatedSearch, Space
 from doppler.schedulers.search.chains import Chain
-from doppler.schedulers.search.local_search import improve
+from doppler.schedulers.search.local_search import LocalSearch
 from doppler.schedulers.search.restarting import RestartingChain
-from doppler.schedulers.search.state import State, make_state
+from doppler.schedulers.search.state import make_state
 
 _PATIENCE_PER_UNIT = 20
 
@@ -47,31 +47,16 @@ class RandomRestarts(SimulatedSearch):
         if self.patience is not None:
             check_count(f"scheduler {self.name!r}", "patience", self.patience)
 
-    def make_chain(self, run: Run, space: Space, seed: int) -> Chain:
+    def make_chain(self, run: Run, space: Space, seed: int, index: int) -> Chain:
         """See `SimulatedSearch.make_chain`."""
         problem, patience = run.problem, self.patience
         if patience is None:
             patience = _PATIENCE_PER_UNIT * max(1, len(space.hood.movable)) * problem.num_devices
         rng = np.random.default_rng((seed, 1))  # `seed` alone drew where the first climb begins
 
-        def again() -> HillClimb:
+        def again() -> LocalSearch:
             devices = rng.integers(0, problem.num_devices, problem.num_ops)
             order, seed = space.order, int(rng.integers(0, 2**63))
-            return HillClimb(space, make_state(space.hood, problem.conform(devices), order, seed))
+            return LocalSearch(space, make_state(space.hood, problem.conform(devices), order, seed))
 
-        return RestartingChain(HillClimb(space, space.state(run, seed)), again, patience)
-
-
-class HillClimb:
-    """One climb.
-
-    Args:
-        space: what is searched.
-        state: where the climb begins.
-    """
-
-    def __init__(self, space: Space, state: State) -> None:
-        self._space, self.state = space, state
-
-    def advance(self, evaluations: int) -> int:
-        return int(improve(self._space.tables, self._space.hood, self.state, evaluations))
+        return RestartingChain(LocalSearch(space, space.state(run, seed)), again, patience)

@@ -96,6 +96,11 @@ def return_to_best(s: State) -> None:
     s.values[CURRENT] = s.values[BEST]
 
 
+def best_of(s: State) -> tuple[float, np.ndarray, np.ndarray | None]:
+    """Makespan [s], devices # (num_ops,), and order, where it is searched, of the best so far."""
+    return float(s.values[BEST]), s.best_devices, s.best_order if len(s.best_order) else None
+
+
 @inlined
 def uniform(s: State) -> float:
     """A random number in [0, 1): Marsaglia's xorshift64 (Journal of Statistical Software, 2003)."""
