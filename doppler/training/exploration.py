@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -281,16 +282,13 @@ class Explorer:
 
     def _log_errors(self, simulator: Simulator, incumbent: float) -> np.ndarray:
         """Log of (measured ratio / simulated ratio) of known placements. # (placements,)"""
-        rows = [
-            known
-            for known in self.measuring.ledger.entries.values()
-            if np.isfinite(known.log_ratio)
-        ]
+        known = self.measuring.ledger.entries.values()
+        rows = [(row.placement, row.log_ratio) for row in known if math.isfinite(row.log_ratio)]
         if not rows:
             return np.zeros(0)
-        simulated = self._simulate(simulator, [known.placement for known in rows])
-        measured = np.array([known.log_ratio for known in rows])
-        errors = measured - np.log(_ratios(simulated, incumbent))
+        placements, measured = zip(*rows, strict=True)
+        simulated = self._simulate(simulator, placements)
+        errors = np.array(measured) - np.log(_ratios(simulated, incumbent))
         return errors[np.isfinite(errors)]
 
     def _simulate(self, simulator: Simulator, placements: Sequence[Placement]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from doppler import checks
 from doppler.errors import CheckpointError, InvalidPlacementError
 from doppler.policies.torch_files import check_tensor, load_weights, read_table
 from doppler.problem import PlacementProblem
@@ -20,7 +20,6 @@ from doppler.training.state import COUNTERS, TrainingState
 if TYPE_CHECKING:
     from doppler.training.trainer import Trainer
 
-_REALS = ("seconds", "stage_seconds", "reward_mean")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CORE = {"lr", "betas", "eps", "weight_decay", "params"}
 
@@ -84,22 +83,20 @@ def _state(
 
 def _check_counter(value: Any, label: str, where: str) -> None:
     if label == "started":
-        good, what = isinstance(value, bool), "true or false"
-    elif label in _REALS:
-        lowest = -math.inf if label == "reward_mean" else 0.0  # log ratios may be below 0
-        good = is_number(value, least=lowest)
-        what = "a finite number" if label == "reward_mean" else "a finite number >= 0"
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{where}: {value!r} is not true or false")
+    elif label == "reward_mean":  # log ratios may be below 0
+        if not is_number(value):
+            raise CheckpointError(f"{where}: {value!r} is not a finite number")
+    elif label.endswith("seconds"):
+        checks.number(value, where, CheckpointError, above=False)
     else:
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        what = "a whole number >= 0"
-    if not good:
-        raise CheckpointError(f"{where}: {value!r} is not {what}")
+        checks.whole_number(value, where, 0, CheckpointError)
 
 
 def _check_archive(values: dict[str, Any], problem: PlacementProblem, where: str) -> None:
     capacity, makespans = values.get("capacity"), values.get("makespans")
-    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-        raise CheckpointError(f"{where}.capacity: {capacity!r} is not a whole number >= 1")
+    checks.whole_number(capacity, f"{where}.capacity", 1, CheckpointError)
     if not isinstance(makespans, list) or not all(is_number(v, least=0.0) for v in makespans):
         raise CheckpointError(f"{where}.makespans: not a list of finite seconds >= 0")
     if makespans != sorted(makespans):

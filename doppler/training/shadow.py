@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ class Known:
     @property
     def log_ratio(self) -> float:
         """The median."""
-        return float(np.median(self.log_ratios))
+        return statistics.median(self.log_ratios)
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from doppler.checks import whole_number
 from doppler.errors import ConfigurationError, TrainingError
 from doppler.training.schedules import linear
 
@@ -104,9 +105,8 @@ class Stage(ABC):
 
     def require_counts(self, *labels: str, least: int = 1) -> None:
         for label in labels:
-            value = getattr(self, label)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            self.require(whole and value >= least, label, f"a whole number >= {least}")
+            where = f"stage {self.name}, {label}"
+            setattr(self, label, whole_number(getattr(self, label), where, least))
 
     def require_number(self, label: str, **bounds: float) -> None:
         what = ", ".join(f"{_BOUNDS[side]} {bound:g}" for side, bound in bounds.items())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from doppler.checks import number, whole_number
 from doppler.errors import CheckpointError, ConfigurationError
 from doppler.policies import DualPolicy
 from doppler.problem import PlacementProblem
@@ -24,7 +25,7 @@ from doppler.training.lock import locked_folder
 from doppler.training.objectives import Objective
 from doppler.training.restore import restore
 from doppler.training.rollout import EpisodeRunner
-from doppler.training.stage import Stage, is_number
+from doppler.training.stage import Stage
 from doppler.training.state import TrainingState
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -94,19 +95,15 @@ class Trainer:
     ) -> None:
         if not stages:
             raise ConfigurationError("trainer: no stages; name at least one")
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ConfigurationError(f"trainer, seed: {seed!r} is not a whole number >= 0")
-        if budget_s is not None and not is_number(budget_s, above=0.0):
-            raise ConfigurationError(
-                f"trainer, budget_s: {budget_s!r} is not a finite number above 0, or none"
-            )
+        if budget_s is not None:
+            number(budget_s, "trainer, budget_s", ConfigurationError, above=True)
         self.problem = problem
         self.policy = policy
         self.stages = tuple(stages)
         self.simulated = simulated
         self.measured = measured
         self.network = network
-        self.seed = int(seed)
+        self.seed = whole_number(seed, "trainer, seed", 0)
         if objective_identity is None:
             objective_identity = getattr(simulated, "identity", None)
         self.objective_identity = objective_identity
@@ -357,11 +354,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        whole = isinstance(self.every, int) and not isinstance(self.every, bool)
-        if not whole or self.every < 1:
-            raise ConfigurationError(
-                f"checkpoints, every: {self.every!r} is not a whole number >= 1"
-            )
+        whole_number(self.every, "checkpoints, every", 1)
 
     @property
     def path(self) -> Path:

@@ -228,14 +228,18 @@ class Stop(Callback):
             raise RuntimeError
 
 
+@pytest.fixture(scope="module")
+def whole(task: PlacementProblem) -> Trainer:
+    """A run that nothing interrupted."""
+    return train(task, Executor(slower(task, "a", 1.2), 0.03))
+
+
 @pytest.mark.parametrize("at", [2, 3])
 def test_a_resumed_run_knows_all_that_was_learnt(
-    task: PlacementProblem, tmp_path: Path, at: int
+    task: PlacementProblem, whole: Trainer, tmp_path: Path, at: int
 ) -> None:
     """The crash at update 3 is after the checkpoint of update 2: its runs come from the journal."""
-    truth = slower(task, "a", 1.2)
-    whole = train(task, Executor(truth, 0.03), tmp_path / "whole")
-    executor = Executor(truth, 0.03)
+    executor = Executor(slower(task, "a", 1.2), 0.03)
     with pytest.raises(RuntimeError):
         train(task, executor, tmp_path / "part", (Stop(at),))
     resumed = train(task, executor, tmp_path / "part", resume=True)
@@ -256,9 +260,19 @@ def test_a_resumed_run_knows_all_that_was_learnt(
     assert all(len(record["traces"]) == len(record["placements"]) for record in rounds)
 
 
+@pytest.fixture(scope="module")
+def stopped(task: PlacementProblem, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of update 2."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(RuntimeError):
+        train(task, Executor(task), folder, (Stop(3),))
+    return folder / "checkpoint.pt"
+
+
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
+        ((), None, r": is missing"),
         (("noise", "squares"), -1.0, r"noise\.squares: -1\.0 is no such number"),
         (("regret", "executions"), 1.5, r"regret\.executions: 1\.5 is no such"),
         (("counts",), {}, r"counts: has not the entries"),
@@ -271,17 +285,20 @@ def test_a_resumed_run_knows_all_that_was_learnt(
     ],
 )
 def test_spoilt_accounts_are_refused(
-    task: PlacementProblem, tmp_path: Path, keys: tuple, value: object, message: str
+    task: PlacementProblem,
+    stopped: Path,
+    tmp_path: Path,
+    keys: tuple,
+    value: object,
+    message: str,
 ) -> None:
-    with pytest.raises(RuntimeError):
-        train(task, Executor(task), tmp_path, (Stop(3),))
-    path = tmp_path / "checkpoint.pt"
-    document = torch.load(path, weights_only=True)
-    place = document["state"]["measuring"]
-    for key in keys[:-1]:
+    document = torch.load(stopped, weights_only=True)
+    *path, last = ("state", "measuring", *keys)
+    place = document
+    for key in path:
         place = place[key]
-    place[keys[-1]] = value
-    torch.save(document, path)
+    place[last] = value
+    torch.save(document, tmp_path / "checkpoint.pt")
     with pytest.raises(CheckpointError, match=rf"state\.measuring.*{message}"):
         train(task, Executor(task), tmp_path, resume=True)
 

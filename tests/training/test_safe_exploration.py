@@ -54,10 +54,10 @@ def test_equals_and_worse_ones_replace_the_incumbent_rarely(alpha: float) -> Non
     rng = np.random.default_rng(0)
     trials, taken, slower, faster = 1500, 0, 0, 0
     for edge in (0.0, 0.02, -0.1):
-        for _ in range(trials):
+        for rounds in rng.lognormal([edge, 0.0], 0.05, (trials, 60, 2)).tolist():
             test = SequentialTest(alpha, 60)
             while test.open:
-                test.add(*rng.lognormal([edge, 0.0], 0.05))
+                test.add(*rounds[test.rounds])
             taken += test.better and edge == 0.0
             slower += test.better and edge > 0.0
             faster += test.better and edge < 0.0
@@ -261,7 +261,7 @@ def test_regret_stays_in_bounds_with_a_wrong_simulator(flat: PlacementProblem, s
     """A simulator that is 10 % wrong, noise of 5 %, 300 executions or more."""
     machine = Machine(Simulator(flat), noise=0.05, error=0.1, seed=seed)
     start = balanced()
-    trainer = tune(machine, start, episodes=2400, batch_size=8)
+    trainer = tune(machine, start, episodes=800, batch_size=8)
     result = trainer.state.results["real_rl"]
     assert result["executions"] >= 300
     assert 0.0 < result["regret_mean"] <= 0.05
@@ -340,5 +340,5 @@ def test_advantages_of_equals_are_small(flat: PlacementProblem) -> None:
     ],
 )
 def test_impossible_limits_are_refused(label: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=rf"stage real_rl, {label}: .* is not"):
+    with pytest.raises(ConfigurationError, match=rf"stage real_rl, {label}: .* is (not|below)"):
         RealRL(**{label: value})  # type: ignore[arg-type]
