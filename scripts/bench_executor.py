@@ -10,7 +10,6 @@ that does something else too, all of this is slower and its spread tells; the ti
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from doppler import Schedule
-from doppler.executor import CpuExecutor, Executor
+from doppler.executor import CpuExecutor
 from doppler.executor.synthetic import SyntheticKernel, SyntheticWorkload, empty_workload
 from doppler.files import write_text_atomically
 from doppler.graph import DataflowGraph
@@ -54,12 +53,10 @@ class Results:
     Args:
         rows: of the table.
         panels: makespans for the picture: workload -> placement -> one per execution. [s]
-        notes: what else is to be said.
     """
 
     rows: list[Row] = field(default_factory=list)
     panels: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def overhead_rows(repeats: int) -> Iterator[Row]:
@@ -118,17 +115,11 @@ def parallel_rows(repeats: int) -> Iterator[Row]:
     yield Row("SHA-256 likewise: what the machine has to give", np.array(values), "x")
 
 
-def supports_barriers() -> bool:
-    """Whether the executor can run bulk-synchronously."""
-    return "execution" in inspect.signature(Executor.__init__).parameters
-
-
 def workload_rows(
     name: str, workload: Workload, repeats: int, results: Results, advance: Callable[[], None]
 ) -> None:
-    """Idle time and, where the executor can, barriers: of critical-path placements."""
-    executions = EXECUTIONS if supports_barriers() else EXECUTIONS[:1]
-    executors = [_executor(workload, execution) for execution in executions]
+    """Idle time and barriers, of critical-path placements."""
+    executors = [CpuExecutor(workload, 2, execution=execution) for execution in EXECUTIONS]
     try:
         placements = [
             make_scheduler("critical_path").schedule(
@@ -136,9 +127,9 @@ def workload_rows(
                 Simulator(executor.problem, execution=execution),
                 np.random.default_rng(0),
             )
-            for executor, execution in zip(executors, executions, strict=True)
+            for executor, execution in zip(executors, EXECUTIONS, strict=True)
         ]
-        runs: list[list[Schedule]] = [[] for _ in executions]
+        runs: list[list[Schedule]] = [[] for _ in EXECUTIONS]
         for number in range(repeats + WARMUP):
             for index, executor in enumerate(executors):
                 schedule = executor.run(placements[index])
@@ -155,11 +146,9 @@ def workload_rows(
     target = 5.0 if long else None
     what = f"{name}: idle while an op was eligible, of the makespan"
     results.rows.append(Row(what, idle * 100, "%", target))
-    if len(executions) > 1:
-        ratios = makespans[1] / makespans[0]
-        what = f"{name}: bulk-synchronous over work-conserving makespan"
-        results.rows.append(Row(what, ratios, "x"))
-        results.panels[name] = {"critical path": tuple(float(np.median(m)) for m in makespans)}
+    what = f"{name}: bulk-synchronous over work-conserving makespan"
+    results.rows.append(Row(what, makespans[1] / makespans[0], "x"))
+    results.panels[name] = {"critical path": tuple(float(np.median(m)) for m in makespans)}
 
 
 def idle_share(schedule: Schedule) -> float:
@@ -167,11 +156,6 @@ def idle_share(schedule: Schedule) -> float:
     idle = schedule.idle_time()
     total = float(idle.total.sum())
     return float(idle.held_back.sum()) / total if total > 0 else 0.0
-
-
-def _executor(workload: Workload, execution: str) -> CpuExecutor:
-    options = {"execution": execution} if supports_barriers() else {}
-    return CpuExecutor(workload, 2, **options)
 
 
 def run(names: list[str], repeats: int, display: ProgressDisplay) -> Results:
@@ -183,13 +167,11 @@ def run(names: list[str], repeats: int, display: ProgressDisplay) -> Results:
         results.rows += parallel_rows(repeats)
         advance(2, "")
     for name in names:
-        total = (repeats + WARMUP) * (2 if supports_barriers() else 1)
+        total = (repeats + WARMUP) * len(EXECUTIONS)
         with display.step(name, total) as advance:
             count = iter(range(1, total + 1))
             step = partial(_count, advance, count)
             workload_rows(name, make_workload(name, scale="host"), repeats, results, step)
-    if not supports_barriers():
-        results.notes.append("bulk-synchronous: this executor cannot run with barriers yet")
     return results
 
 
@@ -218,8 +200,6 @@ def main(arguments: list[str] | None = None) -> Results:
     # A pipe has no width: do not fold at the assumed 80 columns.
     wide = console if console.is_terminal else Console(file=console.file, width=150)
     wide.print(table)
-    for note in results.notes:
-        console.print(note, highlight=False)
     if options.picture is not None and results.panels:
         names = [execution.replace("_", "-") for execution in EXECUTIONS]
         path = plot_bars(results.panels, names, options.picture, "measured on two CPU devices")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from doppler.errors import DopplerError
 from doppler.files import write_text_atomically
-from scripts.gpu_check_steps import STEPS, TRACE, Step, settings_from
+from scripts.gpu_check_steps import STEPS, TRACE, Settings, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "docs" / "hardware"
@@ -125,7 +125,7 @@ def sanitised(name: str) -> str:
 def run_one(args: argparse.Namespace) -> int:
     """A step in this process."""
     try:
-        STEPS[args.step].run(settings_from(args.backend, args.devices, args.scratch))
+        STEPS[args.step].run(Settings(args.backend, args.devices, Path(args.scratch)))
     except DopplerError as error:
         print(f"error: {error}")
         return EXIT_ERROR

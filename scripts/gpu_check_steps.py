@@ -5,7 +5,6 @@ What is printed before a time limit ends a step is kept, so the most telling com
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from doppler.schedulers import make_scheduler
 from doppler.simulator import Simulator
 from doppler.viz import write_trace
 from doppler.workloads import Workload, make_workload
+from scripts.bench_executor import LEAST_MAKESPAN, idle_share
 from scripts.fidelity import fidelity
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "executor"
@@ -52,8 +52,6 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 SCHEDULERS = ("single_device", "round_robin", "critical_path", "heft", "etf")
 PROFILE, TRACE = "profile.json", "trace.json"
 EMPTY_OPS = 1000
-IDLE_SHARE_MATTERS = 0.2
-"""Makespans from which on the share of idling beside eligible ops is judged. [s]"""
 
 
 class CheckError(DopplerError):
@@ -226,10 +224,10 @@ def compare_with_simulation(settings: Settings) -> None:
 def _say_idling(measurements: list[Measurement]) -> None:
     """How long devices idle beside eligible ops, in the fastest placement."""
     best = min(measurements, key=lambda each: each.median).schedule
-    idle = best.idle_time()
-    share = float(idle.held_back.sum() / idle.total.sum())
-    short = "" if best.makespan >= IDLE_SHARE_MATTERS else ", of a short run"
-    print(f"  idle beside eligible ops: {share:.1%} of all device time{short}", flush=True)
+    short = "" if best.makespan >= LEAST_MAKESPAN else ", of a short run"
+    print(
+        f"  idle beside eligible ops: {idle_share(best):.1%} of all device time{short}", flush=True
+    )
 
 
 def choose_placements(problem: PlacementProblem, count: int, seed: int) -> dict[str, Placement]:
@@ -307,8 +305,3 @@ STEPS: dict[str, Step] = {
 }
 """In their order. The shares add up to more than 1: no step needs all of its own, and what
 there is at the end goes to whoever comes last."""
-
-
-def settings_from(backend: str, devices: int, folder: str, **changes: Any) -> Settings:
-    """Settings as a command line has them."""
-    return dataclasses.replace(Settings(backend, devices, Path(folder)), **changes)

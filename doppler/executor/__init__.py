@@ -3,7 +3,8 @@
 from doppler.executor.base import Executable, Executor
 from doppler.executor.calibration.calibrate import calibrate
 from doppler.executor.calibration.contention import predict
-from doppler.executor.calibration.profile import CopyTiming, KernelTiming, Profile
+from doppler.executor.calibration.profile import Profile
+from doppler.executor.calibration.timings import CopyTiming, KernelTiming
 from doppler.executor.cpu.executor import CpuExecutor
 from doppler.executor.cuda.executor import CudaExecutor
 from doppler.executor.dispatcher import Dispatcher

@@ -15,9 +15,9 @@ import torch
 
 from doppler.checks import whole_number
 from doppler.errors import ConfigurationError, InvalidProblemError
-from doppler.executor.dispatcher import DispatchPlan, check_rules
 from doppler.executor.environment import describe_environment
 from doppler.executor.measurement import Measurement
+from doppler.executor.plan import DispatchPlan, check_rules
 from doppler.executor.result_check import ResultCheck, compare_results
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, Topology, make_topology

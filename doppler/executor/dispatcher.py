@@ -13,10 +13,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from doppler.errors import CapacityError
-from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task, Transfer, check_rules
-
-__all__ = ["DispatchPlan", "Dispatcher", "HopTask", "OpTask", "Task", "Transfer", "check_rules"]
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
 
 
 class Dispatcher:
@@ -198,12 +195,7 @@ class Dispatcher:
         resident = self._resident_bytes[device]
         self._peak_bytes[device] = max(self._peak_bytes[device], resident)
         if resident > self.plan.capacity[device]:
-            problem = self.plan.problem
-            raise CapacityError(
-                f"problem {problem.name!r}: device {problem.topology.devices[device].name!r} would "
-                f"hold {resident:.0f} B of {self.plan.capacity[device]:.0f} B with the output of "
-                f"op {op} ({problem.graph.op_name(op)})"
-            )
+            raise self.plan.over_capacity(op, device, resident)
 
 
 _Waiting = tuple[float, int, int, HopTask]

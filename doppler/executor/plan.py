@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from doppler.errors import ConfigurationError, InvalidPlacementError
+from doppler.errors import CapacityError, ConfigurationError, InvalidPlacementError
 from doppler.graph import hop_depths
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
@@ -162,6 +162,15 @@ class DispatchPlan:
         return (
             f"transfer of op {task.op} ({name}) from {topology.endpoint_name(task.source)} to "
             f"{topology.endpoint_name(task.destination)}"
+        )
+
+    def over_capacity(self, op: int, device: int, resident: float) -> CapacityError:
+        """The error that the output of an op makes a device hold `resident` bytes."""
+        problem = self.problem
+        return CapacityError(
+            f"problem {problem.name!r}: device {problem.topology.devices[device].name!r} would "
+            f"hold {resident:.0f} B of {self.capacity[device]:.0f} B with the output of "
+            f"op {op} ({problem.graph.op_name(op)})"
         )
 
     def schedule(

@@ -97,7 +97,8 @@ def plot_gantt(
     for panel, (title, schedule), note in zip(
         panels, schedules, notes or [""] * len(schedules), strict=True
     ):
-        _draw_panel(panel, schedule, rows, end * DIGIT_WIDTH / width, scale)
+        boxes = _op_boxes(schedule, rows), _hop_boxes(schedule, rows)
+        draw_schedule(panel, schedule, *boxes, end * DIGIT_WIDTH / width, scale)
         if critical_chain:
             _outline_chain(panel, schedule, rows, scale)
         _label_panel(panel, title, schedule, unit, note)
@@ -179,21 +180,38 @@ def groups(schedule: Schedule) -> tuple[np.ndarray, list[str]]:
     return group, [f"{i}: {graph.kinds[op]}" for i, op in zip(ids, first, strict=True)]
 
 
-def _draw_panel(panel: Any, schedule: Schedule, rows: _Rows, digit: float, scale: float) -> None:
-    """Draws the bars, and the ids of ops whose bars have `digit` [s] for each of their digits."""
+def draw_schedule(
+    panel: Any,
+    schedule: Schedule,
+    op_boxes: tuple[np.ndarray, np.ndarray],
+    hop_boxes: tuple[np.ndarray, np.ndarray] | None,
+    digit: float,
+    scale: float,
+) -> None:
+    """Draws the bars, and the ids of ops whose bars have `digit` [s] for each of their digits.
+
+    Args:
+        panel: where to.
+        schedule: what.
+        op_boxes: lower edges and heights of the ops' bars. # (num_ops,)
+        hop_boxes: those of the hops' bars; None for no hops. # (num_hops,)
+        digit: see above. [s]
+        scale: what the unit of the time axis is. [s]
+    """
     group, names = groups(schedule)
     colours = np.array(group_colours(len(names)))
-    low, height = _op_boxes(schedule, rows)
-    draw_bars(panel, schedule.start, schedule.finish, low, height, scale, colours[group], 1.0)
-    draw_bars(
-        panel,
-        schedule.transfer_start,
-        schedule.transfer_finish,
-        *_hop_boxes(schedule, rows),
-        scale,
-        colours[group[schedule.transfer_ops]],
-        0.7,  # under contention_free, transfers of one link overlap: let them shine through
-    )
+    low, height = op_boxes
+    _draw_bars(panel, schedule.start, schedule.finish, op_boxes, scale, colours[group], 1.0)
+    if hop_boxes is not None:
+        _draw_bars(
+            panel,
+            schedule.transfer_start,
+            schedule.transfer_finish,
+            hop_boxes,
+            scale,
+            colours[group[schedule.transfer_ops]],
+            0.7,  # under contention_free, transfers of one link overlap: let them shine through
+        )
     digits = np.array([len(str(op)) for op in range(len(schedule.devices))])
     for op in np.flatnonzero(schedule.finish - schedule.start >= digit * digits):
         middle = (schedule.start[op] + schedule.finish[op]) / 2 / scale
@@ -217,12 +235,11 @@ def _outline_chain(panel: Any, schedule: Schedule, rows: _Rows, scale: float) ->
     )
 
 
-def draw_bars(
+def _draw_bars(
     panel: Any,
     start: np.ndarray,
     finish: np.ndarray,
-    low: np.ndarray,
-    heights: np.ndarray,
+    boxes: tuple[np.ndarray, np.ndarray],
     scale: float,
     colours: np.ndarray,
     alpha: float,
@@ -232,7 +249,7 @@ def draw_bars(
 
     panel.add_collection(
         PolyCollection(
-            _corners(start / scale, finish / scale, low, heights),
+            _corners(start / scale, finish / scale, *boxes),
             facecolors=colours,
             edgecolors=colours * 0.55,
             linewidths=0.4,

@@ -13,12 +13,10 @@ from doppler.viz.figure import format_seconds, new_figure, save_figure, time_uni
 from doppler.viz.gantt import (
     DIGIT_WIDTH,
     OPS_PER_INCH,
-    draw_bars,
     draw_legend,
-    group_colours,
-    groups,
+    draw_schedule,
 )
-from doppler.viz.lanes import assign_lanes
+from doppler.viz.lanes import device_lanes
 
 PICTURE_WIDTHS = (9.0, 15.0)
 """Least and greatest width. [inch]"""
@@ -142,32 +140,14 @@ def _draw(
     digit: float,
 ) -> None:
     """Draws the bars of one schedule, in the upper (0) or lower (1) half of each row."""
-    group, names = groups(schedule)
-    colours = np.array(group_colours(len(names)))
-    low, height = np.zeros(len(schedule.devices)), np.zeros(len(schedule.devices))
-    for device in range(schedule.problem.num_devices):
-        ops = np.flatnonzero(schedule.devices == device)
-        lane = assign_lanes(schedule.start[ops], schedule.finish[ops])
-        height[ops] = DEVICE_HEIGHT / (lane.max(initial=0) + 1)
-        low[ops] = tops[device] + half * DEVICE_HEIGHT + lane * height[ops]
-    draw_bars(panel, schedule.start, schedule.finish, low, height, scale, colours[group], 1.0)
-    digits = np.array([len(str(op)) for op in range(len(schedule.devices))])
-    for op in np.flatnonzero(schedule.finish - schedule.start >= digit * digits):
-        middle = (schedule.start[op] + schedule.finish[op]) / 2 / scale
-        panel.text(middle, low[op] + height[op] / 2, str(op), ha="center", va="center", fontsize=7)
-    if not link_rows:
-        return
-    rows = np.array([link_rows[int(link)] for link in schedule.transfer_links], np.int64)
-    draw_bars(
-        panel,
-        schedule.transfer_start,
-        schedule.transfer_finish,
-        tops[rows] + half * LINK_HEIGHT,
-        np.full(len(rows), LINK_HEIGHT),
-        scale,
-        colours[group[schedule.transfer_ops]],
-        0.7,
-    )
+    lane, lanes = device_lanes(schedule)
+    height = DEVICE_HEIGHT / lanes[schedule.devices]
+    low = tops[schedule.devices] + half * DEVICE_HEIGHT + lane * height
+    hop_boxes = None
+    if link_rows:
+        rows = np.array([link_rows[int(link)] for link in schedule.transfer_links], np.int64)
+        hop_boxes = tops[rows] + half * LINK_HEIGHT, np.full(len(rows), LINK_HEIGHT)
+    draw_schedule(panel, schedule, (low, height), hop_boxes, digit, scale)
 
 
 def _link_finishes(

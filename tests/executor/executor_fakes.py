@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from doppler.executor import Dispatcher, HopTask, OpTask
 from doppler.graph import DataflowGraph
-from doppler.hardware import CostModel, Topology, roofline_cost_model
+from doppler.hardware import CostModel, Topology, make_topology, roofline_cost_model
 from doppler.problem import PlacementProblem
 
 
@@ -82,6 +84,69 @@ def random_graph(num_ops: int, seed: int, density: float = 0.15, nbytes: float =
         flops=np.full(num_ops, 64.0),
         output_bytes=np.full(num_ops, nbytes),
     )
+
+
+def random_problem(
+    seed: int, topology_name: str, num_devices: int, num_ops: int = 30, density: float = 0.12
+) -> PlacementProblem:
+    """Durations are small whole numbers, so that many events fall together and ties matter."""
+    rng = np.random.default_rng(seed)
+    graph = random_graph(num_ops, seed, density)
+    topology = make_topology(topology_name, num_devices)
+    costs = CostModel(
+        op_seconds=rng.integers(0, 5, (num_ops, num_devices)),
+        transfer_volume=rng.integers(0, 4, num_ops),
+        link_latency=rng.integers(0, 2, topology.num_links),
+        link_seconds_per_unit=rng.integers(1, 3, topology.num_links),
+        source="test",
+    )
+    return PlacementProblem(graph, topology, costs)
+
+
+def drive(
+    dispatcher: Dispatcher, depth: int = 1
+) -> tuple[dict[int, tuple[float, float]], list[tuple[HopTask, float, float]]]:
+    """Runs a plan on devices that are queues of up to `depth`, with the cost model's durations.
+
+    Returns:
+        (start, finish) by op, and (hop, start, finish) for each hop.
+    """
+    costs = dispatcher.plan.problem.cost_model
+    num_devices = dispatcher.plan.problem.num_devices
+    ops, hops = {}, []
+    queued, free_at = [0] * num_devices, [0.0] * num_devices
+    pending: list = []
+    now, counter = 0.0, 0
+    tasks = dispatcher.begin(now)
+    while True:
+        for task in tasks:
+            counter += 1
+            if isinstance(task, OpTask):
+                queued[task.device] += 1
+                assert queued[task.device] <= depth
+                start = max(now, free_at[task.device])
+                finish = start + costs.op_seconds[task.op, task.device]
+                free_at[task.device] = finish
+                ops[task.op] = (start, finish)
+            else:
+                rate = costs.link_seconds_per_unit[task.link]
+                seconds = costs.link_latency[task.link] + costs.transfer_volume[task.op] * rate
+                finish = now + seconds
+                hops.append((task, now, finish))
+            heappush(pending, (finish, counter, task))
+        if not pending:
+            return ops, hops
+        now = pending[0][0]
+        batch = []
+        while pending and pending[0][0] == now:
+            batch.append(heappop(pending)[2])
+        for task in batch:
+            if isinstance(task, HopTask):
+                dispatcher.on_hop_finished(task, now)
+            else:
+                queued[task.device] -= 1
+                dispatcher.on_op_finished(task.op, now)
+        tasks = dispatcher.start_tasks()
 
 
 class VirtualClock:

@@ -24,7 +24,7 @@ from doppler.executor import (
 )
 from doppler.executor.calibration import calibrate as calibration_module
 from doppler.executor.calibration.calibrate import _spread
-from doppler.executor.calibration.profile import MOST_FACTORS
+from doppler.executor.calibration.timings import MOST_FACTORS
 from doppler.executor.calibration.traces import dispatch_gaps, ready_times, transfer_delays
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology

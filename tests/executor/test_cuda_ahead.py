@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from heapq import heappop, heappush
 
+import executor_fakes
 import numpy as np
 import pytest
-from executor_fakes import random_graph
+from executor_fakes import random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler.errors import CapacityError
 from doppler.executor.cuda.ahead import AheadDispatcher
-from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask
+from doppler.executor.plan import DispatchPlan
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
 from doppler.problem import PlacementProblem
@@ -23,79 +23,11 @@ from doppler.simulator import CHOOSE_RULES, NETWORKS, Simulator
 
 def drive(plan: DispatchPlan, depth: int) -> tuple[Schedule, AheadDispatcher]:
     """Runs a plan on queues that lose no time, with the cost model's durations."""
-    costs = plan.problem.cost_model
     dispatcher = AheadDispatcher(plan, depth)
-    times, hops = np.zeros((plan.num_ops, 2)), []
-    queued, free_at = [0] * plan.problem.num_devices, [0.0] * plan.problem.num_devices
-    pending: list = []
-    now, counter = 0.0, 0
-    tasks = dispatcher.begin(now)
-    while True:
-        for task in tasks:
-            counter += 1
-            if isinstance(task, OpTask):
-                queued[task.device] += 1
-                assert queued[task.device] <= depth
-                start = max(now, free_at[task.device])
-                finish = start + costs.op_seconds[task.op, task.device]
-                free_at[task.device] = finish
-                times[task.op] = start, finish
-            else:
-                rate = costs.link_seconds_per_unit[task.link]
-                seconds = costs.link_latency[task.link] + costs.transfer_volume[task.op] * rate
-                finish = now + seconds
-                hops.append((task.op, task.target, task.link, now, finish))
-            heappush(pending, (finish, counter, task))
-        if not pending:
-            break
-        now = pending[0][0]
-        batch = []
-        while pending and pending[0][0] == now:
-            batch.append(heappop(pending)[2])
-        for task in batch:
-            if isinstance(task, HopTask):
-                dispatcher.on_hop_finished(task, now)
-            else:
-                queued[task.device] -= 1
-                dispatcher.on_op_finished(task.op, now)
-        tasks = dispatcher.start_tasks()
+    ops, hops = executor_fakes.drive(dispatcher, depth)
     assert dispatcher.done
-    moved = np.array(hops, float).reshape(-1, 5)
-    schedule = Schedule(
-        problem=plan.problem,
-        devices=plan.devices,
-        start=times[:, 0],
-        finish=times[:, 1],
-        transfer_ops=moved[:, 0].astype(np.int64),
-        transfer_targets=moved[:, 1].astype(np.int64),
-        transfer_links=moved[:, 2].astype(np.int64),
-        transfer_start=moved[:, 3],
-        transfer_finish=moved[:, 4],
-        network=plan.network,
-        choose=plan.choose,
-        order=plan.order,
-        peak_bytes=dispatcher.peak_bytes,
-        execution=plan.execution,
-    )
-    return schedule, dispatcher
-
-
-def random_problem(seed: int, topology_name: str, num_devices: int) -> PlacementProblem:
-    """Durations are small whole numbers, so that many events fall together."""
-    rng = np.random.default_rng(seed)
-    graph = random_graph(30, seed, density=0.12)
-    topology = make_topology(topology_name, num_devices)
-    return PlacementProblem(
-        graph,
-        topology,
-        CostModel(
-            op_seconds=rng.integers(0, 5, (graph.num_ops, num_devices)),
-            transfer_volume=rng.integers(0, 4, graph.num_ops),
-            link_latency=rng.integers(0, 2, topology.num_links),
-            link_seconds_per_unit=rng.integers(1, 3, topology.num_links),
-            source="test",
-        ),
-    )
+    start, finish = np.array([ops[op] for op in range(plan.num_ops)]).T
+    return plan.schedule(start, finish, hops, "simulated", dispatcher.peak_bytes), dispatcher
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from heapq import heappop, heappush
 
+import executor_fakes
 import numpy as np
 import pytest
-from executor_fakes import random_graph
+from executor_fakes import random_problem
 
 from doppler.errors import (
     CapacityError,
@@ -18,7 +18,7 @@ from doppler.errors import (
 )
 from doppler.executor import Dispatcher, DispatchPlan, HopTask, OpTask
 from doppler.graph import DataflowGraph
-from doppler.hardware import CostModel, fully_connected, make_topology
+from doppler.hardware import CostModel, fully_connected
 from doppler.problem import InputTensor, PlacementProblem
 from doppler.simulator import CHOOSE_RULES, NETWORKS, Simulator
 
@@ -29,54 +29,10 @@ def drive(plan: DispatchPlan) -> tuple[dict[int, tuple], dict[tuple, tuple], Dis
     Returns:
         (start, finish) by op and by (op, target, link), and the dispatcher.
     """
-    costs = plan.problem.cost_model
     dispatcher = Dispatcher(plan)
-    ops, hops = {}, {}
-    pending: list = []
-    now, counter = 0.0, 0
-    tasks = dispatcher.begin(now)
-    while True:
-        for task in tasks:
-            if isinstance(task, OpTask):
-                finish = now + costs.op_seconds[task.op, task.device]
-                ops[task.op] = (now, finish)
-            else:
-                rate = costs.link_seconds_per_unit[task.link]
-                seconds = costs.link_latency[task.link] + costs.transfer_volume[task.op] * rate
-                finish = now + seconds
-                hops[task.op, task.target, task.link] = (now, finish)
-            heappush(pending, (finish, counter, task))
-            counter += 1
-        if not pending:
-            return ops, hops, dispatcher
-        now = pending[0][0]
-        batch = []
-        while pending and pending[0][0] == now:
-            batch.append(heappop(pending)[2])
-        for task in batch:
-            if isinstance(task, HopTask):
-                dispatcher.on_hop_finished(task, now)
-            else:
-                dispatcher.on_op_finished(task.op, now)
-        tasks = dispatcher.start_tasks()
-
-
-def random_problem(seed: int, topology_name: str, num_devices: int) -> PlacementProblem:
-    """Durations are small whole numbers, so that many events fall together and ties matter."""
-    rng = np.random.default_rng(seed)
-    graph = random_graph(40, seed, density=0.1)
-    topology = make_topology(topology_name, num_devices)
-    return PlacementProblem(
-        graph,
-        topology,
-        CostModel(
-            op_seconds=rng.integers(0, 5, (graph.num_ops, num_devices)),
-            transfer_volume=rng.integers(0, 4, graph.num_ops),
-            link_latency=rng.integers(0, 2, topology.num_links),
-            link_seconds_per_unit=rng.integers(1, 3, topology.num_links),
-            source="test",
-        ),
-    )
+    ops, hops = executor_fakes.drive(dispatcher)
+    by_link = {(hop.op, hop.target, hop.link): (start, finish) for hop, start, finish in hops}
+    return ops, by_link, dispatcher
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -85,7 +41,7 @@ def random_problem(seed: int, topology_name: str, num_devices: int) -> Placement
 def test_it_makes_the_schedule_of_the_simulator(network: str, choose: str, topology: str) -> None:
     for seed in range(6):
         num_devices = 2 + seed % 3
-        problem = random_problem(seed, topology, num_devices)
+        problem = random_problem(seed, topology, num_devices, num_ops=40, density=0.1)
         rng = np.random.default_rng(100 + seed)
         devices = rng.integers(0, num_devices, problem.num_ops)
         order = rng.permutation(problem.num_ops)

@@ -58,7 +58,7 @@ def test_threads_take_turns() -> None:
                 wrong.append(error)
 
         threads = [
-            threading.Thread(target=use, args=(rng.integers(2, size=(15, 40)),)) for _ in range(3)
+            threading.Thread(target=use, args=(rng.integers(2, size=(5, 40)),)) for _ in range(3)
         ]
         for thread in threads:
             thread.start()
@@ -76,7 +76,7 @@ def test_a_failed_check_renews_the_input_tiles() -> None:
         return honest(operands)
 
     with CpuExecutor(workload, 1) as executor:
-        executor.runners[0] = spoils
+        executor.runner.kernels[0] = spoils
         assert not executor.check([0, 0, 0, 0]).passed
-        executor.runners[0] = honest
+        executor.runner.kernels[0] = honest
         assert executor.check([0, 0, 0, 0]).passed

@@ -12,7 +12,7 @@ from doppler import CostModel, DataflowGraph, PlacementProblem, Schedule
 from doppler.hardware import make_topology
 from doppler.workloads import Workload, make_workload
 from scripts import bench_executor
-from scripts.bench_executor import idle_share, main, supports_barriers
+from scripts.bench_executor import idle_share, main
 
 
 def two_ops_late() -> Schedule:
@@ -86,16 +86,6 @@ def test_long_runs_have_a_target_for_idle_time(
     (idle,) = [row for row in results.rows if "idle" in row.what]
     assert (idle.target, idle.unit) == (5.0, "%")
     assert 0 <= idle.values[0] <= 100
-
-
-def test_executors_without_barriers_are_told_apart(
-    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert supports_barriers()
-    monkeypatch.setattr(bench_executor, "supports_barriers", lambda: False)
-    results = main(["--workloads", "chainmm", "--repeats", "1"])
-    assert not results.panels and not any("bulk" in row.what for row in results.rows)
-    assert "cannot run with barriers" in capsys.readouterr().out
 
 
 def test_impossible_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

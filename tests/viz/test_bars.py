@@ -8,30 +8,20 @@ from pathlib import Path
 import pytest
 
 from doppler.errors import ConfigurationError
-from doppler.viz import bars, plot_bars
-from doppler.viz.figure import save_figure
+from doppler.viz import plot_bars
 
 
-def test_bars_have_their_makespans_and_groups_their_ratio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list = []
-
-    def keep(figure: object, path: Path) -> Path:
-        figures.append(figure)
-        return save_figure(figure, path)
-
-    monkeypatch.setattr(bars, "save_figure", keep)
+def test_bars_have_their_makespans_and_groups_their_ratio(tmp_path: Path, drawn: list) -> None:
     panels = {"slow": {"a": (2.0, 3.0), "b": (4.0, 4.0)}, "fast": {"a": (0.002, 0.005)}}
     path = plot_bars(panels, ["one", "two"], tmp_path / "bars.png", "title")
     assert path.read_bytes().startswith(b"\x89PNG")
-    slow, fast = figures[0].axes
+    slow, fast = drawn[0].axes
     assert [bar.get_height() for bar in slow.patches] == [2, 4, 3, 4]
     assert [bar.get_height() for bar in fast.patches] == [2, 5]
     assert fast.get_ylabel() == "makespan [ms]"
     ticks = [tick.get_text() for tick in slow.get_xticklabels()]
     assert ticks == ["a\nratio 1.50", "b\nratio 1.00"]
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["one", "two"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["one", "two"]
     spans = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in slow.patches)
     assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(spans))
 

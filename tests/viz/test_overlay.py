@@ -10,22 +10,8 @@ import pytest
 from test_pictures import chain_schedule
 
 from doppler.errors import ConfigurationError
-from doppler.viz import ScatterPanel, overlay, plot_overlay, plot_scatter, scatter
-from doppler.viz.figure import save_figure
+from doppler.viz import ScatterPanel, plot_overlay, plot_scatter
 from doppler.viz.overlay import difference
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    figures: list = []
-
-    def keep(figure: object, path: Path) -> Path:
-        figures.append(figure)
-        return save_figure(figure, path)
-
-    monkeypatch.setattr(overlay, "save_figure", keep)
-    monkeypatch.setattr(scatter, "save_figure", keep)
-    return figures
 
 
 def measured():

@@ -12,8 +12,8 @@ from doppler import CostModel, DataflowGraph, PlacementProblem, Schedule, load_p
 from doppler.errors import ConfigurationError, FileFormatError
 from doppler.hardware import Device, Link, Topology, fully_connected
 from doppler.simulator import Simulator
-from doppler.viz import gantt, learning_curve, plot_gantt, plot_learning_curve, read_metrics
-from doppler.viz.figure import format_seconds, new_figure, save_figure
+from doppler.viz import plot_gantt, plot_learning_curve, read_metrics
+from doppler.viz.figure import format_seconds, new_figure
 
 
 def chain_schedule(num_devices: int = 2, slots: int = 1, origin: str = "simulated") -> Schedule:
@@ -51,20 +51,6 @@ def chain_schedule(num_devices: int = 2, slots: int = 1, origin: str = "simulate
         choose="fifo",
         origin=origin,
     )
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Keeps the figures that are saved, so that their content can be looked at."""
-    figures: list = []
-
-    def keep(figure: object, path: Path) -> Path:
-        figures.append(figure)
-        return save_figure(figure, path)
-
-    monkeypatch.setattr(gantt, "save_figure", keep)
-    monkeypatch.setattr(learning_curve, "save_figure", keep)
-    return figures
 
 
 def test_panels_share_the_time_axis_and_name_origin_and_makespan(

@@ -8,24 +8,11 @@ import numpy as np
 import pytest
 
 from doppler.errors import ConfigurationError
-from doppler.viz import plot_search_curve, search_curve
-from doppler.viz.figure import check_picture, save_figure
+from doppler.viz import plot_search_curve
+from doppler.viz.figure import check_picture
 from doppler.viz.search_curve import format_effort
 
 CURVE = [(0.0, 1, 8e-3), (0.5, 100, 5e-3), (20.0, 90_000, 4e-3)]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Keeps the figures that are saved."""
-    figures: list = []
-
-    def keep(figure: object, path: Path) -> Path:
-        figures.append(figure)
-        return save_figure(figure, path)
-
-    monkeypatch.setattr(search_curve, "save_figure", keep)
-    return figures
 
 
 def test_steps_go_on_to_the_end_above_the_bound(tmp_path: Path, drawn: list) -> None:

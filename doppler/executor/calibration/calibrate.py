@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import theilslopes
 
 from doppler.checks import whole_number
 from doppler.errors import ConfigurationError
@@ -239,6 +238,8 @@ def _fit_copies(sweep: list[tuple[int, float]], samples: _Samples) -> CopyTiming
     While devices work, a link thread waits for a CPU and the copy is slower; the mean delay beyond
     bytes / bandwidth in the busy runs is what a transfer really waits.
     """
+    from scipy.stats import theilslopes  # takes seconds to import
+
     sizes, seconds = np.array(sweep).T
     slope, intercept, *_ = theilslopes(seconds, sizes, method="joint")
     # A noisy sweep can fit a slope of 0 or less; the largest copy then bounds the bandwidth.

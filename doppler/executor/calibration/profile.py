@@ -15,13 +15,11 @@ from doppler.errors import ConfigurationError, ProfileError
 from doppler.executor.base import Executable
 from doppler.executor.calibration.profile_file import FORMAT, VERSION, read_profile, renew_command
 from doppler.executor.calibration.regression import KernelRegression, fit_regression, kernel_sizes
-from doppler.executor.calibration.timings import MOST_FACTORS, CopyTiming, KernelTiming
+from doppler.executor.calibration.timings import CopyTiming, KernelTiming
 from doppler.executor.environment import describe_environment
 from doppler.files import write_text_atomically
 from doppler.hardware import CostModel, Device, Link, Topology
 from doppler.simulator.noise import EmpiricalNoise
-
-__all__ = ["MOST_FACTORS", "CopyTiming", "KernelTiming", "Profile"]
 
 CONDITIONS = ("busy", "alone")
 """Whether the other devices work at the same time; `busy` is the default of a cost model."""

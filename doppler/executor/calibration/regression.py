@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from doppler.executor.base import Executable
 from doppler.executor.calibration.timings import KernelTiming
@@ -138,6 +137,8 @@ def _fit_kinds(kinds: np.ndarray, sizes: np.ndarray, seconds: np.ndarray) -> dic
 
 def _fit(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Least squares of relative errors, no coefficient below 0. # (3,)"""
+    from scipy.optimize import nnls  # slow to import
+
     rows = sizes / seconds[:, None]
     scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
     # FLOPs and bytes differ by orders of magnitude from 1: scaled columns keep nnls exact.

@@ -15,6 +15,7 @@ from doppler.executor.cpu.affinity import choose_cpus
 from doppler.executor.cpu.lanes import Crew, Lane
 from doppler.executor.cpu.memories import EndpointMemory, keep_freed_memory
 from doppler.executor.dispatcher import Dispatcher
+from doppler.executor.kernels import KernelRunner, operand_keys
 from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
@@ -59,13 +60,8 @@ class CpuExecutor(Executor):
     ) -> None:
         super().__init__(workload, num_devices, **options)
         self._cpus = choose_cpus(self.num_devices, pin_cores)
-        self.operand_keys = [
-            tuple(index if kind == "op" else ~index for kind, index in operands)
-            for operands in workload.operands
-        ]
-        self.runners = [kernel.run for kernel in workload.kernels]
-        # Whether an op's output shares memory with an operand, known after its first run.
-        self.aliasing: list[bool | None] = [None] * workload.graph.num_ops
+        self.operand_keys = operand_keys(workload)
+        self.runner = KernelRunner(workload)
         self._inputs: list[torch.Tensor] | None = workload.make_inputs(self.input_seed)
         self._memories: list[EndpointMemory] = []
         self._crew: Crew | None = None
@@ -178,6 +174,7 @@ class _CpuRun:
         self._plan = plan
         self._crew = crew
         self._memories = memories
+        self._run_kernel = executor.runner.run
         self._operand_keys = executor.operand_keys
         if placed:
             op_of = {~tile: op for op, tile in placed.items()}
@@ -277,9 +274,7 @@ class _CpuRun:
             tensors = self._memories[task.device].tensors
             start = perf_counter()
             operands = [tensors[key] for key in self._operand_keys[op]]
-            output = self._executor.runners[op](operands)
-            if self._executor.aliasing[op] is not False:
-                output = self._own(op, output, operands)
+            output = self._run_kernel(op, operands)
             finish = perf_counter()
             del operands
             with self._lock:
@@ -342,15 +337,6 @@ class _CpuRun:
                 self._crew.devices[task.device].put((self.run_op, task))
             else:
                 self._crew.take_link_lane(task.link).put((self.run_hop, task))
-
-    def _own(self, op: int, output: torch.Tensor, operands: list[torch.Tensor]) -> torch.Tensor:
-        """Copies an output that is a view of an operand: the operand's buffer is used again."""
-        if self._executor.aliasing[op] is None:
-            storage = output.untyped_storage().data_ptr()
-            self._executor.aliasing[op] = any(
-                storage == operand.untyped_storage().data_ptr() for operand in operands
-            )
-        return output.clone() if self._executor.aliasing[op] else output
 
     def _fail(self, task: Task, error: BaseException) -> None:
         with self._lock:

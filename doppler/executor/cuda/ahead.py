@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from heapq import heappop, heappush
 
-from doppler.executor.dispatcher import Dispatcher, DispatchPlan, Task
+from doppler.executor.dispatcher import Dispatcher
+from doppler.executor.plan import DispatchPlan, Task
 
 
 class AheadDispatcher(Dispatcher):

@@ -22,7 +22,8 @@ from doppler.executor.cpu.lanes import Lane
 from doppler.executor.cuda.devices import COPIES, CudaDevices, becomes_reached, find_peers
 from doppler.executor.cuda.run import CudaRun, DeviceState
 from doppler.executor.cuda.streams import Streams, TorchStreams, is_out_of_memory
-from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
+from doppler.executor.kernels import operand_keys
+from doppler.executor.plan import DispatchPlan, OpTask, Task
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
 
@@ -89,10 +90,7 @@ class CudaExecutor(Executor):
             if copies == "auto"
             else frozenset[tuple[int, int]]()
         )
-        self.operand_keys = [
-            tuple(index if kind == "op" else ~index for kind, index in operands)
-            for operands in workload.operands
-        ]
+        self.operand_keys = operand_keys(workload)
         self.runners = [kernel.run for kernel in workload.kernels]
         self.clock_error = 0.0
         self._inputs: list[torch.Tensor] | None = workload.make_inputs(self.input_seed)
@@ -275,20 +273,13 @@ class CudaExecutor(Executor):
         return f"{self.devices.names[device]}, {self.devices.gpu_names[device]}"
 
     def _describe(self, plan: DispatchPlan, task: Task) -> str:
-        name = plan.problem.graph.op_name(task.op)
-        if isinstance(task, OpTask):
-            kernel = self.workload.kernels[task.op].signature
-            return (
-                f"op {task.op} ({name}), kernel {kernel!r}, on device {task.device} "
-                f"({self._device_name(task.device)})"
-            )
-        return f"transfer of op {task.op} ({name}) from {_ends(plan, task)}"
-
-
-def _ends(plan: DispatchPlan, hop: HopTask) -> str:
-    topology = plan.problem.topology
-    ends = topology.endpoint_name(hop.source), topology.endpoint_name(hop.destination)
-    return f"{ends[0]} to {ends[1]}"
+        if not isinstance(task, OpTask):
+            return plan.describe(task)
+        name, kernel = plan.problem.graph.op_name(task.op), self.workload.kernels[task.op].signature
+        return (
+            f"op {task.op} ({name}), kernel {kernel!r}, on device {task.device} "
+            f"({self._device_name(task.device)})"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from doppler.errors import ExecutionError
 from doppler.executor.cuda.ahead import AheadDispatcher
 from doppler.executor.cuda.devices import CudaDevices
 from doppler.executor.cuda.streams import Event, Stream, Streams
-from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
 from doppler.schedule import Schedule
 
 CLOCK_READINGS = 5
@@ -175,35 +175,16 @@ class CudaRun:
         # Clocks of host and GPU agree to some microseconds: nothing may start before 0.
         times -= min(self._zero, times.min())
         start, finish = np.empty(plan.num_ops), np.empty(plan.num_ops)
-        hops: list[HopTask] = []
-        hop_times = []
+        hops: list[tuple[HopTask, float, float]] = []
         for (flight, _), (begun, ended) in zip(self._done, times.tolist(), strict=True):
             ended = max(begun, ended)
             if isinstance(flight.task, OpTask):
                 start[flight.task.op], finish[flight.task.op] = begun, ended
             else:
-                hops.append(flight.task)
-                hop_times.append((begun, ended))
+                hops.append((flight.task, begun, ended))
             for event, gpu in zip((flight.start, flight.end), flight.gpus, strict=True):
                 self._state.events.setdefault(gpu, []).append(event)
-        pairs = np.array(hop_times).reshape(-1, 2)
-        return Schedule(
-            problem=plan.problem,
-            devices=plan.devices,
-            start=start,
-            finish=finish,
-            transfer_ops=np.array([hop.op for hop in hops], np.int64),
-            transfer_targets=np.array([hop.target for hop in hops], np.int64),
-            transfer_links=np.array([hop.link for hop in hops], np.int64),
-            transfer_start=pairs[:, 0],
-            transfer_finish=pairs[:, 1],
-            network=plan.network,
-            choose=plan.choose,
-            order=plan.order,
-            origin="measured",
-            peak_bytes=self.dispatcher.peak_bytes,
-            execution=plan.execution,
-        )
+        return plan.schedule(start, finish, hops, "measured", self.dispatcher.peak_bytes)
 
     def _start(self, tasks: list[Task]) -> None:
         for task in tasks:

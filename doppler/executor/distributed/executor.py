@@ -13,7 +13,6 @@ import torch
 
 from doppler.errors import CapacityError, ConfigurationError, ExecutionError
 from doppler.executor.base import Executable, Executor
-from doppler.executor.dispatcher import DispatchPlan
 from doppler.executor.distributed.fleet import Fleet, LocalFleet
 from doppler.executor.distributed.rank_clock import ClockOffset
 from doppler.executor.distributed.rank_dispatcher import check_distributed
@@ -23,6 +22,7 @@ from doppler.executor.distributed.rank_run import (
     describe_device,
     describe_op,
 )
+from doppler.executor.plan import DispatchPlan, HopTask
 from doppler.problem import PlacementProblem
 from doppler.schedule import Schedule
 
@@ -67,7 +67,6 @@ class DistributedExecutor(Executor):
         fleet: Fleet | None = None,
         **options: Any,
     ) -> None:
-        self._execution = options.get("execution", "work_conserving")
         super().__init__(workload, num_devices, **options)
         try:
             self._setup = pickle.dumps(
@@ -116,7 +115,7 @@ class DistributedExecutor(Executor):
 
     def _check_problem(self, problem: PlacementProblem) -> None:
         super()._check_problem(problem)
-        check_distributed(self.network, self._execution, problem.topology)
+        check_distributed(self.network, self.execution, problem.topology)
         if problem.has_implicit_inputs or problem.is_input_op.any():
             raise ConfigurationError(
                 f"executor=distributed, problem {problem.name!r}: every rank holds every input; "
@@ -278,34 +277,17 @@ def merge_traces(
     zero = min(trace.begin - ahead[trace.rank] for trace in traces)
     start, finish = np.zeros(plan.num_ops), np.zeros(plan.num_ops)
     peaks = [trace.peak_bytes for trace in traces]
-    hops: list[tuple[int, int, int, float, float]] = []
+    hops: list[tuple[HopTask, float, float]] = []
     for trace in traces:
         start[trace.ops] = np.array(trace.starts) - ahead[trace.rank] - zero
         finish[trace.ops] = np.array(trace.finishes) - ahead[trace.rank] - zero
         free: dict[int, float] = {}
         for index, sent, arrived in trace.arrivals:  # in the order of arrival
-            transfer = plan.transfers[index]
-            link, source = transfer.route[0], plan.device_of[transfer.op]
-            begin = max(sent - ahead[source] - zero, free.get(link, 0.0))
+            (hop,) = plan.transfers[index].hops
+            begin = max(sent - ahead[hop.source] - zero, free.get(hop.link, 0.0))
             end = max(begin, arrived - ahead[trace.rank] - zero)
-            free[link] = end
-            hops.append((transfer.op, transfer.target, link, begin, end))
-    hops.sort(key=lambda hop: (hop[4], hop[0], hop[1]))
-    table = np.array(hops, dtype=float).reshape(-1, 5)
-    whole = table[:, :3].astype(np.int64)
-    return Schedule(
-        problem=plan.problem,
-        devices=plan.devices,
-        start=start,
-        finish=finish,
-        transfer_ops=whole[:, 0],
-        transfer_targets=whole[:, 1],
-        transfer_links=whole[:, 2],
-        transfer_start=table[:, 3],
-        transfer_finish=table[:, 4],
-        network=plan.network,
-        choose=plan.choose,
-        order=plan.order,
-        origin="measured",
-        peak_bytes=None if None in peaks else np.array(peaks, dtype=float),
-    )
+            free[hop.link] = end
+            hops.append((hop, begin, end))
+    hops.sort(key=lambda each: (each[2], each[0].op, each[0].target))
+    peak_bytes = None if None in peaks else np.array(peaks, dtype=float)
+    return plan.schedule(start, finish, hops, "measured", peak_bytes)

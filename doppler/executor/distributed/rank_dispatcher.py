@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from doppler.errors import CapacityError, ConfigurationError
-from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task, Transfer
+from doppler.errors import ConfigurationError
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task, Transfer
 from doppler.hardware import Topology
 
 NETWORK = "serial_links"
@@ -185,11 +185,5 @@ class RankDispatcher:
             return
         self._resident_bytes += self.plan.output_bytes[op]
         self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
-        capacity = self.plan.capacity[self.rank]
-        if self._resident_bytes > capacity:
-            problem = self.plan.problem
-            raise CapacityError(
-                f"problem {problem.name!r}: device {problem.topology.devices[self.rank].name!r} "
-                f"would hold {self._resident_bytes:.0f} B of {capacity:.0f} B with the output of "
-                f"op {op} ({problem.graph.op_name(op)})"
-            )
+        if self._resident_bytes > self.plan.capacity[self.rank]:
+            raise self.plan.over_capacity(op, self.rank, self._resident_bytes)

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from doppler.executor.dispatcher import DispatchPlan
 from doppler.executor.distributed.rank_clock import align_clocks
 from doppler.executor.distributed.rank_run import Rank, RankFailure, RankRun, RankTrace
+from doppler.executor.plan import DispatchPlan
 
 MOST_RANKS = 200
 """More connections than that do not fit into one message to the nursery."""

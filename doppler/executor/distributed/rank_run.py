@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from doppler.errors import CapacityError, ExecutionError
 from doppler.executor.base import Executable
-from doppler.executor.cpu.executor import EndpointMemory
 from doppler.executor.cpu.lanes import Lane
-from doppler.executor.dispatcher import DispatchPlan, HopTask, OpTask, Task
+from doppler.executor.cpu.memories import EndpointMemory
 from doppler.executor.distributed import rank_clock
 from doppler.executor.distributed.rank_dispatcher import RankDispatcher
+from doppler.executor.kernels import KernelRunner, operand_keys
+from doppler.executor.plan import DispatchPlan, HopTask, OpTask, Task
 
 _HEADER_TAG, _TENSOR_TAG = 1, 2
 _HEADER_WORDS = 16
@@ -103,13 +104,8 @@ class Rank:
         self.group = group
         self.rank = group.rank()
         self.status = status
-        self.operand_keys = [
-            tuple(index if kind == "op" else ~index for kind, index in operands)
-            for operands in workload.operands
-        ]
-        self.runners = [kernel.run for kernel in workload.kernels]
-        # Whether an op's output shares memory with an operand, known after its first run.
-        self.aliasing: list[bool | None] = [None] * workload.graph.num_ops
+        self.operand_keys = operand_keys(workload)
+        self.runner = KernelRunner(workload)
         self._input_seed = input_seed
         self.renew_inputs()
         self.compute = Lane(f"doppler-rank-{self.rank}")
@@ -190,9 +186,7 @@ class RankRun:
             rank.status[rank.rank] = op
             start = rank_clock.now()
             operands = [tensors[key] for key in rank.operand_keys[op]]
-            output = rank.runners[op](operands)
-            if rank.aliasing[op] is not False:
-                output = self._own(op, output, operands)
+            output = rank.runner.run(op, operands)
             finish = rank_clock.now()
             rank.status[rank.rank] = -1
             del operands
@@ -307,14 +301,6 @@ class RankRun:
                     trace.outputs[op] = rank.memory.tensors[op].clone()
         rank.memory.clear()
         self._report(trace)
-
-    def _own(self, op: int, output: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Copies an output that is a view of an operand: the operand's buffer is used again."""
-        aliasing = self._rank.aliasing
-        if aliasing[op] is None:
-            storage = output.untyped_storage().data_ptr()
-            aliasing[op] = any(storage == x.untyped_storage().data_ptr() for x in operands)
-        return output.clone() if aliasing[op] else output
 
     def _fail_after(self, error: BaseException, doing: str = "dispatching") -> None:
         if isinstance(error, CapacityError):
