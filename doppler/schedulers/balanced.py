@@ -82,11 +82,12 @@ def assign_layer(
     """
     count = len(cost.own)
     least, most = balanced_counts(count, pace)
-    if most.max() <= 1 or not cost.shares:
-        return balanced_assignment(cost.upper_bound, load, pace)
-    assignments = _assignments(count, tuple(least.tolist()), tuple(most.tolist()), enumerate_up_to)
+    assignments = None
+    if most.max() > 1 and cost.shares:
+        each = tuple(least.tolist()), tuple(most.tolist())
+        assignments = _assignments(count, *each, enumerate_up_to)
     if assignments is None:
-        return balanced_assignment(cost.upper_bound, load, pace)
+        return balanced_assignment(cost.upper_bound, load, (least, most))
     seconds = cost.of(assignments)
     equal = np.flatnonzero(seconds <= seconds.min() + SAME * seconds.max())
     ties = load[assignments[equal]].sum(axis=1)
@@ -116,20 +117,19 @@ def balanced_counts(count: int, pace: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def balanced_assignment(
-    cost: np.ndarray, load: np.ndarray, pace: np.ndarray | None = None
+    cost: np.ndarray, load: np.ndarray, counts: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Spreads k ops over D devices, `balanced_counts` on each, at the least cost.
+    """Spreads k ops over D devices at the least cost.
 
     Args:
         cost: of each op on each device. # (k, D)
         load: work already on each device; decides between equals. # (D,)
-        pace: as in `balanced_counts`; None for equal devices. # (D,)
+        counts: least and most ops of each device, from `balanced_counts`. # (D,), (D,)
 
     Returns:
         device of each op. # (k,)
     """
-    count, size = cost.shape
-    least, most = balanced_counts(count, np.ones(size) if pace is None else pace)
+    count, (least, most) = len(cost), counts
     scaled = cost / max(float(cost.max()), np.finfo(float).tiny)
     scaled = scaled + LOAD_WEIGHT * load / max(float(load.max()), np.finfo(float).tiny)
     needed, optional = _columns(np.zeros_like(least), least), _columns(least, most)

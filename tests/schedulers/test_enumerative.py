@@ -187,7 +187,7 @@ def test_balanced_counts(count: int, pace: list, least: list, most: list) -> Non
 
 def test_balanced_assignment_keeps_to_unequal_counts() -> None:
     cost = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0]])
-    chosen = balanced_assignment(cost, np.zeros(2), np.array([1.0, 3.0]))
+    chosen = balanced_assignment(cost, np.zeros(2), balanced_counts(4, np.array([1.0, 3.0])))
     assert chosen.tolist() == [1, 0, 0, 0]
 
 

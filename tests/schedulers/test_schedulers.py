@@ -31,7 +31,7 @@ from doppler.schedulers import (
     critical_path_priorities,
     make_scheduler,
 )
-from doppler.schedulers.balanced import balanced_assignment
+from doppler.schedulers.balanced import balanced_assignment, balanced_counts
 from doppler.schedulers.enumerative import meta_op_layers
 from doppler.schedulers.search import SimulatedSearch
 from doppler.simulator import Simulator
@@ -236,7 +236,7 @@ def test_balanced_assignment_is_optimal(count: int, size: int) -> None:
     generator = rng(count * 10 + size)
     for _ in range(5):
         cost = generator.random((count, size))
-        chosen = balanced_assignment(cost, np.zeros(size))
+        chosen = balanced_assignment(cost, np.zeros(size), balanced_counts(count, np.ones(size)))
         counts = np.bincount(chosen, minlength=size)
         assert counts.max() - counts.min() <= 1
         best = min(
@@ -248,8 +248,9 @@ def test_balanced_assignment_is_optimal(count: int, size: int) -> None:
 
 
 def test_balanced_assignment_prefers_idle_devices_among_equals() -> None:
-    assert balanced_assignment(np.zeros((1, 3)), np.array([5.0, 2.0, 4.0])).tolist() == [1]
-    assert balanced_assignment(np.array([[0.0, 1.0]]), np.array([5.0, 0.0])).tolist() == [0]
+    for cost, load, device in (([0.0] * 3, [5.0, 2.0, 4.0], 1), ([0.0, 1.0], [5.0, 0.0], 0)):
+        counts = balanced_counts(1, np.ones(len(load)))
+        assert balanced_assignment(np.array([cost]), np.array(load), counts).tolist() == [device]
 
 
 def test_enumerative_refuses_what_it_cannot_walk() -> None:
