@@ -17,26 +17,34 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from doppler import Placement, PlacementProblem, load_problem
+from doppler import Placement, load_problem
 from doppler.errors import DopplerError
 from doppler.files import write_text_atomically
 from doppler.hardware import make_topology
 from doppler.schedule import lower_bounds
-from doppler.schedulers import Scheduler, make_scheduler
 from doppler.simulator import Simulator
 from doppler.workloads import layered_dag, make_workload
 from scripts.bench_journal import Cell, Journal, is_number
+from scripts.bench_methods import (
+    HEURISTICS,
+    SEARCHES,
+    Case,
+    Method,
+    restarted,
+    scheduled,
+    with_policy,
+)
 from scripts.bench_simulator import machine
+from scripts.bench_stg import run_stg
 from scripts.best_known import BestKnown
 from scripts.progress import ProgressDisplay
 
@@ -55,97 +63,8 @@ TARGETS = {
 }
 OWN = ("chainmm", "ffnn", "llama_block", "llama_layer")
 SECTIONS = ("published", "given", "own", "large", "stg")
-HEURISTICS: dict[str, tuple[str, dict[str, Any]]] = {
-    "single device": ("single_device", {}),
-    "round robin": ("round_robin", {}),
-    "METIS": ("metis", {}),
-    "chain split": ("chain_split", {}),
-    "enumerative": ("enumerative", {}),
-    "HEFT": ("heft", {}),
-    "CPOP": ("cpop", {}),
-    "PEFT": ("peft", {}),
-    "ETF": ("etf", {}),
-    "DLS": ("dls", {}),
-}
-SEARCHES: dict[str, tuple[str, dict[str, Any]]] = {
-    "random restarts": ("random_restarts", {}),
-    "genetic": ("genetic", {}),
-    "late acceptance": ("late_acceptance", {}),
-    "annealing": ("annealing", {}),
-}
-"""All but random restarts begin with the best list schedule."""
 ANNEALING = "annealing from random"
 RESTARTED = "critical path, restarted"
-_RESTARTS_AT_A_TIME = 64
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem, simulated in one way.
-
-    Args:
-        name: its column.
-        problem: what is placed.
-        simulator: judges.
-        best: the makespan that ratios refer to, or None: the lower bound. [s]
-    """
-
-    name: str
-    problem: PlacementProblem
-    simulator: Simulator
-    best: float | None = None
-
-    @property
-    def reference(self) -> float:
-        """What ratios refer to. [s]"""
-        return lower_bounds(self.problem).best if self.best is None else self.best
-
-
-Method = Callable[[Case, int], Placement]
-"""Places a case, from a seed."""
-
-
-def scheduled(name: str, options: dict[str, Any], case: Case, seed: int) -> Placement:
-    """One run of a scheduler."""
-    scheduler = make_scheduler(name, **options)
-    return scheduler.schedule(case.problem, case.simulator, np.random.default_rng(seed))
-
-
-def restarted(seconds: float, case: Case, seed: int) -> Placement:
-    """Randomised critical path over and over."""
-    began, rng = perf_counter(), np.random.default_rng(seed)
-    scheduler: Scheduler = make_scheduler("critical_path", restarts=_RESTARTS_AT_A_TIME)
-    best = scheduler.schedule(case.problem, case.simulator, rng)
-    evaluations = best.info["evaluations"]
-    while perf_counter() - began < seconds:
-        found = scheduler.schedule(case.problem, case.simulator, rng)
-        evaluations += found.info["evaluations"]
-        best = min(best, found, key=lambda placement: placement.info["simulated_makespan"])
-    spent = {"seconds": perf_counter() - began, "evaluations": evaluations}
-    return replace(best, info={**best.info, **spent})
-
-
-def with_policy(path: Path, seconds: float, case: Case, seed: int) -> Placement:
-    """The best sample of a trained policy within the seconds."""
-    from doppler.training import EpisodeRunner, load_policy_from_checkpoint
-
-    began, rng = perf_counter(), np.random.default_rng(seed)
-    policy, _ = load_policy_from_checkpoint(path)
-    best: Placement | None = None
-    evaluations = 0
-    given = case.simulator.choose == "given"
-    while best is None or perf_counter() - began < seconds:
-        batch_size = 1 if best is None else 16
-        runner = EpisodeRunner(policy, case.problem, case.simulator.network, batch_size)
-        batch = runner.run(rng, greedy=best is None, record=False)
-        values = case.simulator.makespans(batch.placements, batch.ops if given else None)
-        evaluations += batch_size
-        row = int(np.argmin(values))
-        if best is None or values[row] < best.info["simulated_makespan"]:
-            info = {"scheduler": "doppler", "simulated_makespan": float(values[row])}
-            best = Placement(batch.placements[row], batch.ops[row], info)
-    spent = {"seconds": perf_counter() - began, "evaluations": evaluations}
-    return replace(best, info={**best.info, **spent})
 
 
 @dataclass(frozen=True)
@@ -419,8 +338,6 @@ def run(options: argparse.Namespace) -> None:
             console.print(f"{section}: skipped, {DATA} is absent", highlight=False)
             continue
         if section == "stg":
-            from scripts.bench_stg import run_stg
-
             header, rows = run_stg(
                 settings.seconds["stg"], settings.stg_instances, journal, display
             )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from time import perf_counter
 
 import hydra
 import numpy as np
@@ -26,12 +25,10 @@ from doppler.schedulers import Scheduler
 from doppler.viz import plot_gantt, plot_search_curve, write_trace
 from scripts.entry import check_count, entry_point, in_multirun, task_overrides
 from scripts.place_report import Outputs, check_pictures, describe, make_outputs
+from scripts.policies import POLICY, place_with_policy
 from scripts.problems import Setup, build_setup
 from scripts.progress import ProgressDisplay
 from scripts.searching import need_anytime, schedule, with_budget
-
-POLICY = "doppler"
-"""What placements of a trained policy are called."""
 
 OF_SEARCHES = ("start", "budget_s", "budget_evals", "curve")
 """Options that mean nothing to a policy that places alone."""
@@ -50,7 +47,7 @@ def run(config: DictConfig) -> Path:
     setup = build_setup(config, progress)
     outputs = make_outputs(config, setup.problem, POLICY if scheduler is None else scheduler.name)
     if scheduler is None:
-        placement = place_with_policy(setup, config, config.checkpoint)
+        placement = policy_placement(setup, config, config.checkpoint)
     else:
         start = None if config.start is None else load_start(setup, config)
         rng = np.random.default_rng(config.seed)
@@ -116,7 +113,7 @@ def load_start(setup: Setup, config: DictConfig) -> Placement:
     """
     path = Path(to_absolute_path(str(config.start)))
     if path.suffix == ".pt":
-        start = place_with_policy(setup, config, str(path))
+        start = policy_placement(setup, config, str(path))
     else:
         start = Placement.load(path, setup.problem)
     simulator = setup.settings.build(setup.problem)
@@ -158,43 +155,11 @@ def write(setup: Setup, placement: Placement, outputs: Outputs) -> list[str]:
     return lines
 
 
-def place_with_policy(setup: Setup, config: DictConfig, checkpoint: str) -> Placement:
-    """The best of `samples` episodes of a trained policy, the first one without sampling.
-
-    Raises:
-        CheckpointError: not a checkpoint of this version.
-    """
-    import torch
-
-    from doppler.training import EpisodeRunner, load_policy_from_checkpoint
-
-    torch.set_num_threads(1)  # the heads' products are too small for more
-
-    began = perf_counter()
+def policy_placement(setup: Setup, config: DictConfig, checkpoint: str) -> Placement:
+    """The best of `samples` episodes; see `scripts.policies.place_with_policy`."""
     path = Path(to_absolute_path(checkpoint))
-    policy, identity = load_policy_from_checkpoint(path)
     simulator = setup.settings.build(setup.problem)
-    rng = np.random.default_rng(config.seed)
-    batches = []
-    for batch_size, greedy in ((1, True), (config.samples - 1, False)):
-        if batch_size:
-            runner = EpisodeRunner(policy, setup.problem, simulator.network, batch_size)
-            batches.append(runner.run(rng, greedy=greedy, record=False))
-    devices = np.concatenate([batch.placements for batch in batches])
-    orders = np.concatenate([batch.ops for batch in batches])
-    makespans = simulator.makespans(devices, orders if simulator.choose == "given" else None)
-    best = int(np.argmin(makespans))
-    if not np.isfinite(makespans[best]):
-        simulator.run(devices[best], orders[best])  # raises CapacityError with the details
-    info = {
-        "scheduler": POLICY,
-        "simulated_makespan": float(makespans[best]),
-        "seconds": perf_counter() - began,
-        "evaluations": len(makespans),
-        "checkpoint": path.name,
-        "trained_on": identity["problem"]["name"],
-    }
-    return Placement(devices[best], orders[best], info)
+    return place_with_policy(path, setup.problem, simulator, config.seed, samples=config.samples)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="place")

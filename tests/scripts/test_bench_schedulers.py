@@ -16,7 +16,8 @@ from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from scripts import bench_schedulers, bench_stg
 from scripts.bench_journal import Journal
-from scripts.bench_schedulers import Case, Settings, main, run_section, show, usable
+from scripts.bench_methods import Case
+from scripts.bench_schedulers import Settings, main, run_section, show, usable
 from scripts.best_known import BestKnown, entry_key
 from scripts.progress import ProgressDisplay
 

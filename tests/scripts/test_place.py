@@ -13,6 +13,7 @@ import pytest
 from doppler import Placement, load_problem
 from doppler.simulator import Simulator
 from scripts import calibrate, evaluate, place, train
+from scripts.bench_methods import Case, with_policy
 
 Command = Callable[..., int]
 SMALL = ["workload=chainmm", "workload.block=8", "workload.num_shards=4"]
@@ -102,6 +103,14 @@ def test_a_run_is_evaluated_and_its_checkpoint_places_other_problems(
     problem = load_problem(pair)
     simulated = Simulator(problem).makespan(document["placement"])
     assert document["simulated_makespan"] == simulated
+    # The same policy as a row of the schedulers' benchmark, where it samples for some seconds.
+    simulator = Simulator(problem, choose="given")
+    row = with_policy(
+        tmp_path / "moved" / "checkpoint.pt", 0.2, Case("pair", problem, simulator), seed=0
+    )
+    assert row.info["simulated_makespan"] == simulator.makespan(row.devices, row.order)
+    assert row.info["evaluations"] > 1 and (row.info["evaluations"] - 1) % 16 == 0
+    assert 0.2 <= row.info["seconds"] < 5.0
 
 
 def test_placement_files_are_evaluated_on_real_devices(command: Command, tmp_path: Path) -> None:
