@@ -213,6 +213,19 @@ def test_where_nothing_fits_balanced_it_takes_room() -> None:
         SingleDevice(device=0).schedule(problem, Simulator(problem), np.random.default_rng(0))
 
 
+def test_room_is_sought_for_a_whole_group() -> None:
+    # Ops 0 (4 B) and 1 (40 B) are a group. Device 0 is faster and holds the first, not both
+    graph = DataflowGraph.from_edges("group", 2, [], output_bytes=[4.0, 40.0], meta_op=[0, 1])
+    devices = (Device("a", memory_bytes=20), Device("b", memory_bytes=99))
+    topology = Topology("uneven", devices, make_topology("ideal", 2).links)
+    costs = CostModel(np.tile([1.0, 9.0], (2, 1)), np.zeros(2), np.zeros(2), np.ones(2), "test")
+    problem = PlacementProblem(graph, topology, costs, colocation=[0, 0])
+    placement = EnumerativeOptimizer().schedule(
+        problem, Simulator(problem), np.random.default_rng(0)
+    )
+    assert placement.devices.tolist() == [1, 1] and "repaired" not in placement.info
+
+
 def test_a_free_input_is_where_its_reader_is() -> None:
     # x stands for an input and may be anywhere; 2 is pinned to device 1 and reads it
     #   x --> 2      3 alone, y is read by none

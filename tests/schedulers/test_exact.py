@@ -229,6 +229,13 @@ def test_identical_devices() -> None:
     latency[np.flatnonzero((problem.topology.link_ends == (0, 1)).all(axis=1))] = 1.0
     costs = replace(problem.cost_model, link_latency=latency)
     assert identical_devices(replace(problem, cost_model=costs)) == [[0], [1], [2]]
+    shared = over(host_staged(bus=True), drawn([], [1.0]))
+    assert identical_devices(shared) == [[0, 1]]
+    links = tuple(
+        replace(k, bus="y" if 1 in (k.source, k.target) else "x") for k in shared.topology.links
+    )
+    apart = replace(shared, topology=replace(shared.topology, links=links))
+    assert identical_devices(apart) == [[0], [1]]
 
 
 @pytest.mark.parametrize("choose", ["fifo", "given"])
