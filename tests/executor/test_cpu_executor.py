@@ -111,9 +111,10 @@ def test_a_tensor_is_copied_once_per_device_and_dead_ones_are_dropped() -> None:
         assert held == [[-2, -1]] * 3
         idle = [sum(map(len, memory._buffers.values())) for memory in executor._memories]
         assert idle[0] >= 1 and idle[1:] == [1, 1]
-        first = executor._memories[1]._buffers[torch.Size((8, 8))][0].data_ptr()
+        kind = (torch.Size((8, 8)), torch.float32)
+        first = executor._memories[1]._buffers[kind][0].data_ptr()
         executor.run([0, 1, 1, 2, 0])
-        assert executor._memories[1]._buffers[torch.Size((8, 8))][0].data_ptr() == first
+        assert executor._memories[1]._buffers[kind][0].data_ptr() == first
 
 
 def test_devices_do_not_share_memory() -> None:
@@ -387,3 +388,19 @@ def test_a_real_workload_agrees_with_its_reference() -> None:
     assert_valid(schedule)
     assert schedule.peak_bytes is not None and (schedule.peak_bytes > 0).all()
     assert schedule.makespan >= (schedule.finish - schedule.start).max()
+
+
+def test_buffers_serve_arrivals_of_their_dtype_only() -> None:
+    # 0 -> 1 -> 2 -> 3, every other op on device 1: op 2's fractions arrive after op 0's integers.
+    graph = DataflowGraph.from_edges(
+        "kinds", 4, [(0, 1), (1, 2), (2, 3)], flops=np.ones(4), output_bytes=np.full(4, 256.0)
+    )
+    workload = FakeWorkload(graph)
+    fractions = torch.full((8, 8), 0.25)
+    for op, output in enumerate([fractions.long(), fractions, fractions]):
+        workload.kernels[op].run = lambda operands, output=output: output.clone()
+    workload.kernels[3].run = lambda operands: operands[1].clone()
+    with CpuExecutor(workload, 2) as executor:
+        outputs: dict[int, torch.Tensor] = {}
+        executor._execute(executor._plan([0, 1, 0, 1], None), outputs)
+    assert torch.equal(outputs[3], fractions)

@@ -166,6 +166,7 @@ def test_what_would_not_fit_waits_until_its_device_is_idle() -> None:
         source="test",
     )
     plan = DispatchPlan(PlacementProblem(chain, tight, costs), [0] * 4)
+    assert [task.op for task in AheadDispatcher(plan, 3).begin(0.0)] == [0, 1]  # just fit
     schedule, dispatcher = drive(plan, 3)
     assert schedule.makespan == 4.0
     assert dispatcher.peak_bytes.tolist() == [20.0]

@@ -161,6 +161,17 @@ def test_traces_of_two_clocks_make_one_schedule() -> None:
     validate_schedule(schedule, tolerance=1.5)
 
 
+def test_starts_of_transfers_are_times_of_their_sender() -> None:
+    # 0 (dev 1) -> 1 (dev 0); rank 1's clock is 1000 ahead.
+    graph = DataflowGraph.from_edges("back", 2, [(0, 1)], flops=np.ones(2), output_bytes=np.ones(2))
+    plan = DispatchPlan(FakeWorkload(graph).problem(make_topology("cpu", 2)), [1, 0])
+    first = RankTrace(0, 10.0, [1], [14.0], [15.0], [(0, 1012.5, 13.0)])
+    second = RankTrace(1, 1010.0, [0], [1011.0], [1012.0])
+    schedule = merge_traces(plan, [first, second], [ClockOffset(0, 0), ClockOffset(1000.0, 0.1)])
+    assert (schedule.transfer_start, schedule.transfer_finish) == ([2.5], [3.0])
+    assert schedule.start.tolist() == [1.0, 4.0]
+
+
 def test_an_arrival_that_seems_to_be_before_its_start_is_put_there() -> None:
     plan = diamond_plan()
     first = RankTrace(0, 0.0, [0, 1], [0.0, 1.0], [1.0, 2.0])
@@ -246,9 +257,10 @@ def test_tensors_are_sent_once_and_dropped_after_their_last_reader(two_ranks) ->
     # Both tensors that rank 0 got were needed at once; rank 1's one buffer serves the next run.
     buffers = [sum(map(len, rank.memory._buffers.values())) for rank in pair.ranks]
     assert buffers == [2, 1]
-    first = pair.ranks[1].memory._buffers[torch.Size((8, 8))][0].data_ptr()
+    kind = (torch.Size((8, 8)), torch.float32)
+    first = pair.ranks[1].memory._buffers[kind][0].data_ptr()
     pair.run([0, 1, 1, 0, 0])
-    assert pair.ranks[1].memory._buffers[torch.Size((8, 8))][0].data_ptr() == first
+    assert pair.ranks[1].memory._buffers[kind][0].data_ptr() == first
     assert pair.status.tolist() == [-1, -1]
 
 

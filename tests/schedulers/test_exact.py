@@ -296,7 +296,7 @@ def test_a_start_is_never_made_worse() -> None:
         ("cp_sat", {"restarts": None}, "restarts: None is not a whole number"),
         ("cp_sat", {"steady": 1.5}, "steady: 1.5 is more than 1"),
         ("cp_sat", {"steady": True}, "steady: True is not"),
-        ("exhaustive", {"max_evaluations": -1}, "max_evaluations: -1 is not a whole number"),
+        ("exhaustive", {"max_evaluations": -1}, "max_evaluations: -1 is below 1"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict, message: str) -> None:

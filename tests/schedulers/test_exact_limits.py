@@ -143,11 +143,11 @@ def test_the_message_where_only_waiting_fits() -> None:
 
 
 def test_an_impossible_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="num_workers: 100000 is above"):
+    with pytest.raises(ConfigurationError, match="num_workers: 100000 is more than"):
         make_scheduler("cp_sat", num_workers=100000)
     monkeypatch.setattr(cp_sat, "available_cores", lambda: 100)
     CpSat(num_workers=400)
-    with pytest.raises(ConfigurationError, match="num_workers: 401 is above 400"):
+    with pytest.raises(ConfigurationError, match="num_workers: 401 is more than 400"):
         CpSat(num_workers=401)
     options = SolverOptions(budget_s=5.0, num_workers=20_000, restarts=1, steady=0.0)
     with pytest.raises(ConfigurationError, match=r"'test': CP-SAT refuses .*num_workers.*20000"):

@@ -223,3 +223,23 @@ def test_impossible_options_are_refused(six_ops: PlacementProblem) -> None:
         RealRL(confidence=1.0)
     with pytest.raises(ConfigurationError, match="no measured objective"):
         Trainer(six_ops, DualPolicy(SMALL), [RealRL()]).fit()
+
+
+@pytest.mark.parametrize(("wins", "improved"), [(3, False), (4, False), (5, True)])
+def test_the_final_incumbent_must_win_clearly(
+    six_ops: PlacementProblem, wins: int, improved: bool
+) -> None:
+    """Its median is lower each time; of 5 rounds, 4 won have a chance of 6/32, 5 one of 1/32."""
+    start, other = (Placement(np.full(6, device), np.arange(6)) for device in (0, 1))
+    challengers = [0.9] * wins + [1.1] * (5 - wins)
+
+    def objective(placements: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        return np.where(placements[:, 0] == 0, 1.0, challengers.pop())
+
+    stage = RealRL(incumbent=start, final_repeats=5)
+    trainer = Trainer(six_ops, DualPolicy(SMALL), [stage], measured=objective)
+    stage.prepare(trainer)
+    stage.start(trainer)
+    trainer.state.incumbent = other
+    assert stage.end(trainer)["improved"] is improved
+    assert final(trainer).devices[0] == int(improved)

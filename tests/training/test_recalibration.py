@@ -25,6 +25,7 @@ from doppler.training import (
     Trainer,
     measured_objective,
 )
+from doppler.training.exploration import Explorer
 from doppler.training.journal import JOURNAL_NAME
 from doppler.training.likelihood import log_likelihoods
 from doppler.training.recalibration import (
@@ -217,6 +218,26 @@ def test_recalibration_halves_the_error(task: PlacementProblem) -> None:
     assert off.state.measuring is not None and off.state.measuring.factors is None
     values = off.state.results["real_rl"]
     assert values["simulation_error"] == values["simulation_error_uncalibrated"]
+
+
+def test_errors_are_of_the_simulator_before_it_learnt(task: PlacementProblem) -> None:
+    """In the first race, nothing was learnt before; in the second one, what the first one told."""
+    executor = Executor(slower(task, "a", 1.2))
+    stage = RealRL(incumbent=Placement(np.arange(20) % 2), shadow_margin=9.0, regret_limit=9.0)
+    trainer = Trainer(task, DualPolicy(SMALL), [stage], measured=measured_objective(executor))
+    stage.prepare(trainer)
+    stage.start(trainer)
+    explorer, order = Explorer(trainer, stage), np.array(task.graph.topological_order)
+    explorer.measuring.incumbent_runs = [1.0]  # as if the incumbent had been run, without a trace
+    own = np.arange(20) % 2
+    counts, simulator = explorer.measuring.counts, Simulator(task)
+    near = sorted((np.where(order == op, 1 - own, own) for op in order), key=simulator.makespan)
+    assert explorer.rate([Placement(near[0], order)]).executed == 1
+    assert counts.compared == 2
+    assert counts.error == counts.first_error > 0.05
+    before = counts.error
+    assert explorer.rate([Placement(near[1], order)]).executed == 1
+    assert counts.error - before < 0.9 * (counts.first_error - before)
 
 
 class Stop(Callback):

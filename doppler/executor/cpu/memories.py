@@ -39,20 +39,20 @@ class EndpointMemory:
             ~tile: tensor.clone() for tile, tensor in enumerate(inputs)
         }
         self._num_inputs = len(self.tensors)
-        self._buffers: dict[torch.Size, list[torch.Tensor]] = {}
+        self._buffers: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
 
     def take_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """A buffer for an arriving tensor, from an earlier arrival of that shape if there is one.
+        """A buffer for an arriving tensor, from an earlier arrival of its kind if there is one.
 
         Fresh pages would cost more than the copy into them.
         """
-        buffers = self._buffers.get(like.shape)
+        buffers = self._buffers.get((like.shape, like.dtype))
         if buffers:
             return buffers.pop()
         return torch.empty(like.shape, dtype=like.dtype)
 
     def give_buffer(self, buffer: torch.Tensor) -> None:
-        self._buffers.setdefault(buffer.shape, []).append(buffer)
+        self._buffers.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
 
     def clear(self) -> None:
         """Drops everything but the input tiles and the idle buffers."""

@@ -245,8 +245,6 @@ class RankRun:
                 with self._lock:
                     self._dispatcher.on_arrival_started(transfer)
                     buffer = rank.memory.take_buffer(torch.empty(shape, dtype=dtype, device="meta"))
-                if buffer.dtype != dtype:
-                    buffer = torch.empty(shape, dtype=dtype)
                 if buffer.nbytes > _INLINE_BYTES:
                     rank.group.recv([buffer], source, _TENSOR_TAG).wait()
                 else:
