@@ -11,7 +11,8 @@ import pytest
 from doppler import load_problem
 from doppler.errors import ConfigurationError, FileFormatError, UnknownQuantityError
 from doppler.schedule import lower_bounds
-from doppler.schedulers import SCHEDULERS, make_scheduler
+from doppler.schedulers import SCHEDULERS, Scheduler, make_scheduler
+from doppler.schedulers.anytime import AnytimeScheduler
 from doppler.simulator import Simulator
 
 # Task 1 (3 units) before task 3 (2); task 2 (4) beside them.
@@ -89,6 +90,13 @@ def test_the_number_of_devices_is_needed(tmp_path: Path) -> None:
         load_problem(path)
 
 
+def quick_scheduler(name: str) -> Scheduler:
+    """Searches get a few evaluations instead of their ten seconds."""
+    if issubclass(SCHEDULERS[name], AnytimeScheduler):
+        return make_scheduler(name, budget_s=None, budget_evals=1000)
+    return make_scheduler(name)
+
+
 @pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
 def test_no_scheduler_beats_the_known_bounds_of_the_real_set(
     shared_data: Path, num_devices: int
@@ -107,8 +115,10 @@ def test_no_scheduler_beats_the_known_bounds_of_the_real_set(
         rng = np.random.default_rng(0)
         makespans = {}
         for name in SCHEDULERS:
+            if name == "cp_sat":
+                continue  # it has a study of its own on these graphs, see test_exact_stg
             try:
-                placement = make_scheduler(name).schedule(problem, simulator, rng)
+                placement = quick_scheduler(name).schedule(problem, simulator, rng)
             except UnknownQuantityError:
                 assert problem.graph.meta_op is None  # the file has no meta-ops
                 continue
