@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from doppler.viz import bars, gantt, learning_curve, overlay, scatter, search_curve
+from doppler.viz import (
+    bars,
+    gantt,
+    learning_curve,
+    overlay,
+    scatter,
+    search_curve,
+    training_curves,
+)
 from doppler.viz.figure import save_figure
 
 
@@ -19,6 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
         figures.append(figure)
         return save_figure(figure, path)
 
-    for module in (bars, gantt, learning_curve, overlay, scatter, search_curve):
+    pictures = (bars, gantt, learning_curve, overlay, scatter, search_curve, training_curves)
+    for module in pictures:
         monkeypatch.setattr(module, "save_figure", keep)
     return figures
