@@ -8,10 +8,13 @@ Placements are those of every scheduler, random ones and mutations of the best (
 `scripts.fidelity`); each is measured in interleaved rounds. On CPU devices the costs are calibrated
 first, and two simulations are compared: `busy`, which schedulers and learners minimise, with the
 durations of busy devices, and `contention`, which predicts one placement at a time and lets ops be
-faster where the other devices idle (see `doppler.executor.predict`). Targets are held against
-`contention`. Emulated devices sleep as long as the data-sheet costs say: this is how far real-time
-dispatching, and nothing else, is from the simulator. Finished rounds are kept in a journal: a study
-that was interrupted goes on where it stopped.
+faster where the other devices idle and little is copied (see `doppler.executor.predict`). A shared
+machine's speed drifts between a calibration and the rounds; so every round has runs for another
+calibration too, of other placements than those that are judged, and the same two simulations with
+its costs (`now`) tell what the simulator errs when it does not have to foretell the machine's
+mood. Targets are held against the last one. Emulated devices sleep as long as the data-sheet costs
+say: this is how far real-time dispatching, and nothing else, is from the simulator. Finished rounds
+are kept in a journal: a study that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from rich.table import Table
 
 from doppler import PlacementProblem
 from doppler.executor import CpuExecutor, Executor, Profile, calibrate, predict
+from doppler.executor.calibration.calibrate import WorkloadSampler, resampled
 from doppler.executor.measurement import find_outliers
 from doppler.files import write_text_atomically
 from doppler.hardware import make_topology
@@ -132,41 +136,85 @@ def run_study(
         Candidate(item["label"], item["kind"], np.array(item["devices"], np.int64))
         for item in plan["candidates"]
     ]
-    simulated = {kind: np.array(values) for kind, values in plan["simulated"].items()}
     keys = [f"{key}/round {number}" for number in range(settings.repeats)]
-    rounds = [journal.cells[round_key] for round_key in keys if round_key in journal.cells]
-    if len(rounds) < settings.repeats:
-        with (
-            make_executor(workload, num_devices, settings, plan) as executor,
-            display.step(f"{name}, {num_devices} devices", settings.repeats) as advance,
-        ):
-            for _ in range(settings.warmup):
-                one_round(executor, found, 0)
-            for number in range(len(rounds), settings.repeats):
-                advance(number, f"round {number + 1}")
-                values = one_round(executor, found, number)
-                late = executor.environment().get("lateness_median_s")
-                rounds.append(journal.add(keys[number], makespans=values, lateness_s=late))
-            advance(settings.repeats, "")
+    simulated = dict(plan["simulated"])
+    again = journal.cells.get(f"{key}/now") if settings.executor == "cpu" else {"simulated": {}}
+    if again is None or not all(round_key in journal.cells for round_key in keys):
+        with make_executor(workload, num_devices, settings, plan) as executor:
+            sampler = measure_rounds(executor, found, keys, settings, journal, display)
+            if again is None:
+                profile = resampled(calibrated(workload, num_devices, settings, display), [sampler])
+                values = simulate_again(workload, profile, found)
+                again = journal.add(f"{key}/now", simulated=values)
+    rounds = [journal.cells[round_key] for round_key in keys]
+    simulated |= again["simulated"]
     notes = list(plan["notes"])
     late = [cell["lateness_s"] for cell in rounds if cell["lateness_s"] is not None]
     if late:
         notes.append(f"median lateness {1e6 * float(np.median(late)):.1f} us of emulated time")
-    runs = np.array([cell["makespans"] for cell in rounds])
-    return Study(f"{name}, {num_devices} devices", found, simulated, runs, notes)
+    return Study(
+        f"{name}, {num_devices} devices",
+        found,
+        {kind: np.array(values) for kind, values in simulated.items()},
+        np.array([cell["makespans"] for cell in rounds]),
+        notes,
+    )
+
+
+def measure_rounds(
+    executor: Executor,
+    found: list[Candidate],
+    keys: list[str],
+    settings: Settings,
+    journal: Journal,
+    display: ProgressDisplay,
+) -> WorkloadSampler:
+    """Makes the rounds that the journal lacks; returns what else was run in them."""
+    sampler = WorkloadSampler(executor, np.random.default_rng([settings.seed, 1]))
+    name = f"{executor.workload.name}, {executor.num_devices} devices"
+    for _ in range(settings.warmup):
+        one_round(executor, found, np.random.default_rng(settings.seed))
+    missing = [key for key in keys if key not in journal.cells]
+    with display.step(name, len(keys)) as advance:
+        for number, key in enumerate(missing, len(keys) - len(missing)):
+            advance(number, f"round {number + 1}")
+            rng = np.random.default_rng([settings.seed, 2, number])
+            values = one_round(executor, found, rng)
+            late = executor.environment().get("lateness_median_s")
+            if settings.executor == "cpu":
+                sampler.run_alone()
+                sampler.run_busy()
+            journal.add(key, makespans=values, lateness_s=late)
+        advance(len(keys), "")
+    while settings.executor == "cpu" and len(sampler.busy) < settings.calibration_repeats:
+        sampler.run_alone()  # a study that goes on has lost those of its first rounds
+        sampler.run_busy()
+    return sampler
+
+
+def simulate_again(
+    workload: Workload, profile: Profile, found: list[Candidate]
+) -> dict[str, list[float]]:
+    """The simulations with costs from runs beside the measured ones."""
+    topology = profile.topology()
+    problem = workload.problem(topology, profile.cost_model(workload, topology))
+    values = simulations(workload, problem, Simulator(problem), profile, found)
+    return {f"{kind}, now": makespans.tolist() for kind, makespans in values.items()}
 
 
 def usable(cell: Cell) -> bool:
-    """Whether a journal's cell is a plan or a round, whole."""
+    """Whether a journal's cell is a plan, a round or later simulations, whole."""
     if cell["key"].endswith("/plan"):
         return all(name in cell for name in ("candidates", "simulated", "notes"))
+    if cell["key"].endswith("/now"):
+        return isinstance(cell.get("simulated"), dict)
     values = cell.get("makespans")
     return isinstance(values, list) and all(map(is_number, values)) and "lateness_s" in cell
 
 
-def one_round(executor: Executor, found: list[Candidate], number: int) -> list[float]:
-    """A run of every placement, beginning at another one each round. # (placements,) [s]"""
-    order = [(position + number) % len(found) for position in range(len(found))]
+def one_round(executor: Executor, found: list[Candidate], rng: np.random.Generator) -> list[float]:
+    """A run of every placement, in an order of its own. # (placements,) [s]"""
+    order = rng.permutation(len(found)).tolist()
     placements = [as_placement(found[index]) for index in order]
     values = [0.0] * len(found)
     for index, measurement in zip(
@@ -176,6 +224,20 @@ def one_round(executor: Executor, found: list[Candidate], number: int) -> list[f
     return values
 
 
+def calibrated(
+    workload: Workload, num_devices: int, settings: Settings, display: ProgressDisplay
+) -> Profile:
+    """Calibrates the CPU devices."""
+    with display.step(f"calibration of {workload.name}", 100) as advance:
+        return calibrate(
+            workload,
+            num_devices,
+            repeats=settings.calibration_repeats,
+            seed=settings.seed,
+            progress=lambda done, total: advance(round(100 * done / total), ""),
+        )
+
+
 def make_plan(
     workload: Workload, num_devices: int, settings: Settings, display: ProgressDisplay
 ) -> dict[str, Any]:
@@ -183,14 +245,7 @@ def make_plan(
     profile: Profile | None = None
     notes = []
     if settings.executor == "cpu":
-        with display.step(f"calibration of {workload.name}", 100) as advance:
-            profile = calibrate(
-                workload,
-                num_devices,
-                repeats=settings.calibration_repeats,
-                seed=settings.seed,
-                progress=lambda done, total: advance(round(100 * done / total), ""),
-            )
+        profile = calibrated(workload, num_devices, settings, display)
         topology = profile.topology()
         problem = workload.problem(topology, profile.cost_model(workload, topology))
         estimated = sum(timing.samples == 0 for timing in profile.timings(workload))

@@ -334,11 +334,28 @@ def test_a_kernels_durations_are_averaged() -> None:
     samples.busy["k"] = [1.0, 3.0, 2.0, 10.0]
     samples.alone["k"] = [1.0, 2.0]
     samples.shares["k"] = [0.5, 0.75, 1.0, 0.75]
+    samples.transfers["k"] = [0.0, 2.0, 1.0, 3.0]
     samples.sizes["k"] = (7.0, 9.0)
     timing = calibration_module._timing(samples, "k")
     assert (timing.busy, timing.alone, timing.samples) == (4.0, 1.5, 4)
     assert timing.variation == pytest.approx(np.std([1, 3, 2, 10]) / 4.0)
     assert (timing.share, timing.flops, timing.traffic) == (0.75, 7.0, 9.0)
+    assert timing.transfers == 1.5
+
+
+def test_interruptions_are_told_from_what_the_others_do() -> None:
+    # k: 2 s + 0.5 s per transfer + 3 s x share of the others; j: 7 s + 0.5 s per transfer
+    samples = calibration_module._Samples()
+    samples.transfers = {"k": [0.0, 1.0, 2.0, 3.0, 1.0], "j": [4.0, 1.0]}
+    samples.shares = {"k": [0.5, 1.0, 0.0, 0.25, 0.75], "j": [1.0, 1.0]}
+    samples.alone = {"k": [3.0], "j": [1.0]}
+    samples.busy = {
+        "k": [2.0 + 0.5 * n + 3.0 * s for n, s in zip([0, 1, 2, 3, 1], [0.5, 1, 0, 0.25, 0.75])],
+        "j": [9.0, 7.5],
+    }
+    assert calibration_module._fit_interruption(samples) == pytest.approx(0.5)
+    samples.busy = {name: [10.0 - value for value in row] for name, row in samples.busy.items()}
+    assert calibration_module._fit_interruption(samples) == 0.0  # copies do not make ops faster
 
 
 def test_copies_are_fitted_through_an_outlier() -> None:
@@ -347,7 +364,10 @@ def test_copies_are_fitted_through_an_outlier() -> None:
     sweep[2] = (16, 500.0)
     samples = calibration_module._Samples()
     samples.transfer_bytes, samples.transfer_delays = [8.0, 16.0], [32.0, 34.0]
+    samples.busy, samples.alone = {"k": [1.0, 2.0]}, {"k": [1.0]}
+    samples.shares, samples.transfers = {"k": [1.0, 1.0]}, {"k": [0.0, 4.0]}
     copies = calibration_module._fit_copies(sweep, samples)
+    assert copies.interruption == pytest.approx(0.25)
     assert copies.bandwidth == pytest.approx(4.0)
     assert copies.latency_alone == pytest.approx(10.0)
     assert copies.latency == pytest.approx(30.0)

@@ -16,7 +16,7 @@ from doppler.errors import ConfigurationError, FileFormatError, ProfileError
 from doppler.executor import KernelTiming, Profile
 from doppler.executor.calibration.contention import predict
 from doppler.executor.calibration.regression import fit_regression, kernel_sizes
-from doppler.executor.calibration.traces import others_at_work
+from doppler.executor.calibration.traces import others_at_work, transfers_at_work
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
 from doppler.problem import PlacementProblem
@@ -29,6 +29,11 @@ def test_others_at_work_is_the_overlap_with_other_devices_ops() -> None:
     # device 1                 2:[3.5, 5] 3:[5.25, 6]       1 and 2 share 0.5 of their 1.5 s
     third = pytest.approx([0.0, 1 / 3, 1 / 3, 0.0, 0.0])
     assert others_at_work(golden_schedule()) == third
+
+
+def test_transfers_at_work_are_those_that_an_op_meets() -> None:
+    # [2.2, 3] meets op 1 [2.5, 4]; [6, 7] touches op 3 [5.25, 6] at its end only
+    assert transfers_at_work(golden_schedule()).tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_others_at_work_is_shared_among_all_other_devices() -> None:
@@ -62,6 +67,34 @@ def test_a_contended_cost_model_scales_kernels_and_dispatch() -> None:
     alone = profile.cost_model(workload, profile.topology(), "alone")
     assert alone.op_seconds[:, 0] == pytest.approx([1.1, 3.1, 3.1])
     assert alone.source.startswith("calibrated alone on ")
+
+
+def test_transfers_interrupt_ops() -> None:
+    # add1: 1 s alone; of its 2 s when busy 2 x 0.25 s are interruptions
+    by_hand, workload = profile_by_hand(), chain_workload(1)
+    assert by_hand.copies is not None
+    timing = KernelTiming(2.0, 1.0, 0.0, 3, transfers=2.0)
+    profile = replace(
+        by_hand,
+        kernels={"add1": timing},
+        dispatch_gap=0.0,
+        copies=replace(by_hand.copies, interruption=0.25),
+    )
+    for contention, transfers, seconds in (
+        (1.0, None, 2.0),
+        (0.0, None, 1.0),
+        (1.0, 0.0, 1.5),
+        (1.0, 4.0, 2.5),
+        (0.0, 4.0, 2.0),
+    ):
+        costs = profile.contended_cost_model(
+            workload,
+            profile.topology(),
+            np.array([contention]),
+            "made up",
+            None if transfers is None else np.array([transfers]),
+        )
+        assert costs.op_seconds[0, 0] == pytest.approx(seconds)
 
 
 def test_durations_never_fall_below_zero() -> None:
@@ -215,9 +248,9 @@ def test_an_earlier_version_is_refused_with_the_command_that_renews_it(tmp_path:
     command = r"scripts/calibrate.py workload=fake topology.num_devices=2"
     with pytest.raises(ProfileError, match=rf"old.json, version: 1, .*renew it with: .*{command}"):
         Profile.load(path)
-    for version in (0, 3, "1", True, None):
+    for version in (0, 4, "1", True, None):
         path.write_text(json.dumps({**document, "version": version}))
-        with pytest.raises(FileFormatError, match=r"old.json, version: .* is not 2"):
+        with pytest.raises(FileFormatError, match=r"old.json, version: .* is not 3"):
             Profile.load(path)
 
 

@@ -155,11 +155,19 @@ def test_cpu_devices_are_calibrated_and_simulated_twice(
     journal = tmp_path / "j.jsonl"
     arguments = [*FAST, "--repeats", "1", "--calibration-repeats", "1", "--journal", str(journal)]
     (found,) = main(arguments)
-    assert list(found.simulated) == ["busy", "contention"]
+    kinds = ["busy", "contention", "busy, now", "contention, now"]
+    assert list(found.simulated) == kinds
     assert (found.measured > 0).all() and found.runs.shape == (1, 4)
     alone = [c.label for c in found.candidates].index("single device")
     assert found.simulated["busy"][alone] != found.simulated["contention"][alone]
     assert found.notes == ["0 of 76 ops' seconds were estimated"]
+    rounds = [line for line in journal.read_text().splitlines() if '/now"' not in line]
+    journal.write_text("\n".join(rounds) + "\n")  # killed before it was simulated again
+    (again,) = main(arguments)
+    assert list(again.simulated) == kinds and (again.runs == found.runs).all()
+    monkeypatch.setattr(bench_fidelity, "make_executor", None)  # nothing is left to be run
+    (third,) = main(arguments)
+    assert (third.simulated["contention, now"] == again.simulated["contention, now"]).all()
 
 
 @pytest.mark.parametrize(

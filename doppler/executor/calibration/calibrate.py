@@ -8,7 +8,7 @@ timing a kernel on its own in a loop would all miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,12 @@ from doppler.executor.base import Executable, Executor, Progress
 from doppler.executor.calibration.profile import Profile
 from doppler.executor.calibration.regression import kernel_sizes
 from doppler.executor.calibration.timings import MOST_FACTORS, CopyTiming, KernelTiming
-from doppler.executor.calibration.traces import dispatch_gaps, others_at_work, transfer_delays
+from doppler.executor.calibration.traces import (
+    dispatch_gaps,
+    others_at_work,
+    transfer_delays,
+    transfers_at_work,
+)
 from doppler.executor.cpu.executor import CpuExecutor
 from doppler.executor.cuda.executor import CudaExecutor
 from doppler.executor.synthetic import empty_workload, relay_workload
@@ -41,6 +46,7 @@ class _Samples:
     alone: dict[str, list[float]] = field(default_factory=dict)  # by kernel signature [s]
     busy: dict[str, list[float]] = field(default_factory=dict)
     shares: dict[str, list[float]] = field(default_factory=dict)  # of others at work while busy
+    transfers: dict[str, list[float]] = field(default_factory=dict)  # under way while busy
     sizes: dict[str, tuple[float, float] | None] = field(default_factory=dict)  # [FLOP], [B]
     gaps: list[float] = field(default_factory=list)  # [s]
     gaps_alone: list[float] = field(default_factory=list)  # [s]
@@ -96,24 +102,62 @@ def calibrate(
     for one in workloads:
         with executor_type(one, num_devices) as executor:
             environment = environment or executor.environment()
-            _sample_workload(executor, samples, repeats, warmup, rng, step)
+            sampler = WorkloadSampler(executor, rng)
+            for number in range(warmup + repeats):
+                for run in (sampler.run_alone, sampler.run_busy):
+                    run(keep=number >= warmup)
+                    step()
+            sampler.add_to(samples)
     dispatch_empty = _time_empty_kernels(executor_type, num_devices)
     step()
     sweep = []
     for size in sizes:
         sweep.append((size, _time_relay(executor_type, size)))
         step()
+    info = {"repeats": repeats, "warmup": warmup, "seed": seed}
+    names = tuple(one.name for one in workloads)
+    return _profile(names, environment, samples, dispatch_empty, sweep, info)
+
+
+def resampled(profile: Profile, samplers: Sequence[WorkloadSampler]) -> Profile:
+    """A profile of the samplers' runs, at least one of either kind each.
+
+    Args:
+        profile: of the same devices; its sweep of copies and its overhead of dispatch are kept.
+        samplers: one per workload.
+    """
+    samples = _Samples()
+    for sampler in samplers:
+        sampler.add_to(samples)
+    return _profile(
+        tuple(sampler.executor.workload.name for sampler in samplers),
+        dict(profile.environment),
+        samples,
+        profile.dispatch_empty,
+        [] if profile.copies is None else list(profile.copies.sweep),
+        {"repeats": min(len(sampler.busy) for sampler in samplers)},
+    )
+
+
+def _profile(
+    workloads: tuple[str, ...],
+    environment: dict[str, Any],
+    samples: _Samples,
+    dispatch_empty: float,
+    sweep: list[tuple[int, float]],
+    info: dict[str, Any],
+) -> Profile:
     profile = Profile(
-        workloads=tuple(one.name for one in workloads),
+        workloads=workloads,
         environment=environment,
         kernels={name: _timing(samples, name) for name in sorted(samples.busy)},
         dispatch_gap=float(np.mean(samples.gaps)) if samples.gaps else dispatch_empty,
         dispatch_empty=dispatch_empty,
         copies=_fit_copies(sweep, samples) if sweep else None,
-        info={"repeats": repeats, "warmup": warmup, "seed": seed},
+        info=info,
         dispatch_gap_alone=float(np.mean(samples.gaps_alone)) if samples.gaps_alone else None,
     )
-    return replace(profile, info={**profile.info, "regression": _describe_regression(profile)})
+    return replace(profile, info={**info, "regression": _describe_regression(profile)})
 
 
 def _describe_regression(profile: Profile) -> dict[str, float | int] | None:
@@ -138,34 +182,51 @@ class _Steps:
             self._progress(self._done, self._total)
 
 
-def _sample_workload(
-    executor: Executor,
-    samples: _Samples,
-    repeats: int,
-    warmup: int,
-    rng: np.random.Generator,
-    step: Callable[[], None],
-) -> None:
-    """Runs the workload on one device and spread at random over all of them, alternately."""
-    num_ops, num_devices = executor.workload.graph.num_ops, executor.num_devices
-    alone, busy = [], []
-    for _ in range(warmup + repeats):
-        alone.append(executor.run(np.zeros(num_ops, np.int64)))
-        step()
+class WorkloadSampler:
+    """Runs of one workload on one device, and spread at random over all of them, alternately.
+
+    Runs may be made at any time, so that a calibration can share the machine's moods with whatever
+    it shall explain; see `resampled`.
+
+    Args:
+        executor: of the workload.
+        rng: of the placements.
+    """
+
+    def __init__(self, executor: Executor, rng: np.random.Generator) -> None:
+        self.executor = executor
+        self.alone: list[Schedule] = []
+        self.busy: list[Schedule] = []
+        self._rng = rng
+
+    def run_alone(self, keep: bool = True) -> None:
+        """A run on one device; one that is not kept warms up."""
+        num_ops = self.executor.workload.graph.num_ops
+        schedule = self.executor.run(np.zeros(num_ops, np.int64))
+        self.alone += [schedule] * keep
+
+    def run_busy(self, keep: bool = True) -> None:
+        """A run on all devices."""
+        num_ops, num_devices = self.executor.workload.graph.num_ops, self.executor.num_devices
         # Dealt, not drawn: every device gets its share of the ops, so that none idles for long.
-        busy.append(executor.run(rng.permutation(num_ops) % num_devices))
-        step()
-    samples.sizes |= kernel_sizes(executor.workload)
-    for schedule in _middle_half(alone[warmup:]):
-        _add(samples.alone, executor.workload, schedule.finish - schedule.start)
-        samples.gaps_alone += dispatch_gaps(schedule).tolist()
-    for schedule in _middle_half(busy[warmup:]):
-        _add(samples.busy, executor.workload, schedule.finish - schedule.start)
-        _add(samples.shares, executor.workload, others_at_work(schedule))
-        samples.gaps += dispatch_gaps(schedule).tolist()
-        sizes, seconds = transfer_delays(schedule)
-        samples.transfer_bytes += sizes.tolist()
-        samples.transfer_delays += seconds.tolist()
+        schedule = self.executor.run(self._rng.permutation(num_ops) % num_devices)
+        self.busy += [schedule] * keep
+
+    def add_to(self, samples: _Samples) -> None:
+        """Adds what the runs have shown."""
+        workload = self.executor.workload
+        samples.sizes |= kernel_sizes(workload)
+        for schedule in _middle_half(self.alone):
+            _add(samples.alone, workload, schedule.finish - schedule.start)
+            samples.gaps_alone += dispatch_gaps(schedule).tolist()
+        for schedule in _middle_half(self.busy):
+            _add(samples.busy, workload, schedule.finish - schedule.start)
+            _add(samples.shares, workload, others_at_work(schedule))
+            _add(samples.transfers, workload, transfers_at_work(schedule))
+            samples.gaps += dispatch_gaps(schedule).tolist()
+            sizes, seconds = transfer_delays(schedule)
+            samples.transfer_bytes += sizes.tolist()
+            samples.transfer_delays += seconds.tolist()
 
 
 def _middle_half(schedules: list[Schedule]) -> list[Schedule]:
@@ -199,6 +260,7 @@ def _timing(samples: _Samples, signature: str) -> KernelTiming:
         samples=len(busy),
         factors=_spread(busy),
         share=float(np.mean(samples.shares[signature])),
+        transfers=float(np.mean(samples.transfers[signature])),
         flops=flops,
         traffic=traffic,
     )
@@ -250,5 +312,23 @@ def _fit_copies(sweep: list[tuple[int, float]], samples: _Samples) -> CopyTiming
         latency=max(0.0, float(waited.mean())) if len(waited) else latency_alone,
         latency_alone=latency_alone,
         bandwidth=1.0 / float(slope),
+        interruption=_fit_interruption(samples),
         sweep=tuple(sweep),
     )
+
+
+def _fit_interruption(samples: _Samples) -> float:
+    """By how much an op takes longer per transfer that is under way, at least 0. [s]
+
+    Least squares over the busy durations of all kernels, less each kernel's mean; that other
+    devices work more or less during one run of a kernel than during another is fitted beside it.
+    """
+    rows, lengths = [], []
+    for name, durations in samples.busy.items():
+        seconds = np.array(durations)
+        shares = np.array(samples.shares[name]) * float(np.mean(samples.alone[name]))
+        columns = np.stack([np.array(samples.transfers[name]), shares], axis=1)
+        rows.append(columns - columns.mean(axis=0))
+        lengths.append(seconds - seconds.mean())
+    slopes, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(lengths), rcond=None)
+    return max(0.0, float(slopes[0]))

@@ -1,10 +1,11 @@
-"""Prediction of one placement's run: ops are as slow as the other devices at work make them.
+"""Prediction of one placement's run: ops are as slow as what else goes on makes them.
 
 A `CostModel` gives one duration per op and device. Schedulers and learners minimise with those of
 busy devices, which is right where a placement keeps all devices busy and too slow where it does
-not, as on one device. What the others do depends on the placement; so a prediction simulates with
-busy durations, sees in that schedule how much the others work during each op, sets every op between
-its durations alone and busy, and simulates again.
+not, as on one device, or where it moves little: copies need the cores too. What goes on depends on
+the placement; so a prediction simulates with busy durations, sees in that schedule how much the
+other devices work and how many transfers are under way during each op, sets every op between its
+durations alone and busy, and simulates again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from doppler.checks import whole_number
 from doppler.executor.base import Executable
 from doppler.executor.calibration.profile import Profile
-from doppler.executor.calibration.traces import others_at_work
+from doppler.executor.calibration.traces import others_at_work, transfers_at_work
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement, Schedule
 from doppler.simulator import Simulator
@@ -53,16 +54,20 @@ def predict(
     """
     passes = whole_number(passes, "passes", 0)
     timings = profile.timings(workload)
-    contention = np.ones(problem.num_ops)
+    contention, transfers = np.ones(problem.num_ops), None
     for step in range(passes + 1):
         costs = profile.contended_cost_model(
-            workload, problem.topology, contention, "calibrated, contention of this placement"
+            workload,
+            problem.topology,
+            contention,
+            "calibrated, contention of this placement",
+            transfers,
         )
         simulator = build(replace(problem, cost_model=costs))
         order = placement.order if simulator.choose == "given" else None
         schedule = simulator.run(placement.devices, order)
         if step < passes:
-            shares = others_at_work(schedule)
+            shares, transfers = others_at_work(schedule), transfers_at_work(schedule)
             contention = np.array(
                 [timing.contention(share) for timing, share in zip(timings, shares, strict=True)]
             )

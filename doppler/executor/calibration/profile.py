@@ -172,7 +172,12 @@ class Profile:
         return self.contended_cost_model(workload, topology, share, f"calibrated {condition}")
 
     def contended_cost_model(
-        self, workload: Executable, topology: Topology, contention: np.ndarray, source: str
+        self,
+        workload: Executable,
+        topology: Topology,
+        contention: np.ndarray,
+        source: str,
+        transfers: np.ndarray | None = None,
     ) -> CostModel:
         """As `cost_model`, with every op between `alone` and `busy`.
 
@@ -182,6 +187,8 @@ class Profile:
             contention: 0 for an op that runs alone, 1 for one while the others are as busy as in
                 the calibration, see `KernelTiming.contention`. # (num_ops,)
             source: how the costs were come by.
+            transfers: how many transfers are under way during each op; None for as many as in the
+                calibration, times the contention. # (num_ops,)
         """
         self._check_devices(topology.num_devices)
         timings = self.timings(workload)
@@ -189,7 +196,13 @@ class Profile:
         busy = np.array([timing.busy for timing in timings])
         gap = self.dispatch_gap
         gap_alone = gap if self.dispatch_gap_alone is None else self.dispatch_gap_alone
-        seconds = alone + gap_alone + (busy - alone + gap - gap_alone) * contention
+        usual = np.array([timing.transfers for timing in timings])
+        interruption = 0.0 if self.copies is None else self.copies.interruption
+        if transfers is None:
+            transfers = usual * contention
+        uninterrupted = busy + gap - interruption * usual
+        seconds = alone + gap_alone + (uninterrupted - alone - gap_alone) * contention
+        seconds += interruption * transfers
         estimated = sum(timing.samples == 0 for timing in timings)
         if estimated and self.regression is not None:
             source += (

@@ -14,7 +14,7 @@ from doppler.errors import FileFormatError, ProfileError
 from doppler.executor.calibration.timings import CopyTiming, KernelTiming
 
 FORMAT = "doppler-profile"
-VERSION = 2
+VERSION = 3
 
 BACKENDS = ("cpu", "cuda")
 """Executors that profiles may be of."""
@@ -136,6 +136,7 @@ class _Reader:
             samples=self._get(entry, "samples", int, where),
             factors=self._factors(entry, where),
             share=self._share(entry, where),
+            transfers=self._amount(entry, "transfers", where),
             flops=self._optional(entry, "flops", where),
             traffic=self._optional(entry, "traffic", where),
         )
@@ -172,6 +173,7 @@ class _Reader:
             latency=self._amount(entry, "latency", "copies."),
             latency_alone=self._amount(entry, "latency_alone", "copies."),
             bandwidth=bandwidth,
+            interruption=self._amount(entry, "interruption", "copies."),
             sweep=tuple((int(size), float(seconds)) for size, seconds in sweep),
         )
 

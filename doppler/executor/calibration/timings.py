@@ -27,6 +27,7 @@ class KernelTiming:
         factors: evenly spaced quantiles of the busy durations over their mean; empty where the
             timing was estimated.
         share: how much of the busy durations the other devices really were at work, 0 to 1.
+        transfers: how many transfers were under way during a busy duration, on average.
         flops: of one run, None where unknown. [FLOP]
         traffic: operands and result of one run, None where unknown. [B]
     """
@@ -37,6 +38,7 @@ class KernelTiming:
     samples: int
     factors: tuple[float, ...] = ()
     share: float = 1.0
+    transfers: float = 0.0
     flops: float | None = None
     traffic: float | None = None
 
@@ -67,9 +69,12 @@ class CopyTiming:
         latency_alone: the same while they idle, with the hand-over to the consumer. [s]
         bandwidth: [B/s]
         sweep: (bytes, seconds) from end of producer to start of consumer, devices idle. [B], [s]
+        interruption: by which an op takes longer for every transfer that is under way meanwhile,
+            since the threads that copy need a core too. [s]
     """
 
     latency: float
     latency_alone: float
     bandwidth: float
     sweep: tuple[tuple[int, float], ...] = ()
+    interruption: float = 0.0

@@ -87,6 +87,13 @@ def others_at_work(schedule: Schedule) -> np.ndarray:
     return np.clip(shares, 0.0, 1.0)
 
 
+def transfers_at_work(schedule: Schedule) -> np.ndarray:
+    """How many transfers were under way at some time while each op ran. # (num_ops,)"""
+    begun = np.searchsorted(np.sort(schedule.transfer_start), schedule.finish, "left")
+    over = np.searchsorted(np.sort(schedule.transfer_finish), schedule.start, "right")
+    return np.maximum(begun - over, 0).astype(float)
+
+
 def _work_within(start: np.ndarray, finish: np.ndarray, schedule: Schedule) -> np.ndarray:
     """Seconds of work of one device's ops that fall into each op of the schedule. # (num_ops,)"""
     if not len(start):
