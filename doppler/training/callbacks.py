@@ -43,9 +43,14 @@ METRICS = (
     "executions",
     "regret_mean",
     "regret_explored",
+    "regret_incumbent",
     "regret_worst",
     "simulation_error",
     "simulation_error_uncalibrated",
+    "entropy",
+    "value_loss",
+    "clip_fraction",
+    "illegal_share",
 )
 """Keys of the metrics of an update, in the order of the CSV columns; a stage fills those it has."""
 

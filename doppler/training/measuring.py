@@ -71,6 +71,7 @@ class Measuring:
             "executions": regret.executions,
             "regret_mean": regret.mean,
             "regret_explored": regret.explored_mean,
+            "regret_incumbent": regret.own_mean,
             "regret_worst": regret.worst,
             "simulation_error": counts.error / max(counts.compared, 1),
             "simulation_error_uncalibrated": counts.first_error / max(counts.compared, 1),

@@ -33,7 +33,8 @@ from doppler.policies.dual_policy import PolicyTables
 from doppler.schedule import Placement
 from doppler.training.exploration import Explorer, Rated
 from doppler.training.likelihood import LossWeights, accumulate_gradient, log_likelihoods
-from doppler.training.rollout import EpisodeRunner, RolloutBatch
+from doppler.training.rollout import RolloutBatch
+from doppler.training.runners import make_runner
 from doppler.training.sequential_test import sign_test
 from doppler.training.shadow import placement_key
 from doppler.training.stage import ReinforceStage
@@ -63,6 +64,7 @@ class RealRL(ReinforceStage):
             noise alone causes, at most half of the limit counts.
         recalibration: least weight of a new run in the costs of the simulator, below 1; 0 leaves
             them as they were.
+        budget_executions: stop after so many executions, at the end of an update; None for no limit.
         incumbent: what to start from; None for the best placement of the earlier stages, or the
             policy's greedy one.
     """
@@ -81,6 +83,7 @@ class RealRL(ReinforceStage):
     shadow_margin: float = 0.1
     regret_limit: float = 0.05
     recalibration: float = 0.1
+    budget_executions: int | None = None
     incumbent: Placement | None = None
 
     name: ClassVar[str] = "real_rl"
@@ -95,11 +98,13 @@ class RealRL(ReinforceStage):
         self.require_number("regret_limit", above=0.0)
         self.require_number("recalibration", least=0.0)
         self.require(self.recalibration < 1.0, "recalibration", "in [0, 1)")
+        if self.budget_executions is not None:
+            self.require_counts("budget_executions")
 
     def prepare(self, trainer: Trainer) -> None:
         if trainer.measured is None:
             raise ConfigurationError("stage real_rl: the trainer was given no measured objective")
-        self._runner = EpisodeRunner(
+        self._runner = make_runner(
             trainer.policy, trainer.problem, trainer.network, self.batch_size
         )
         self._explorer = Explorer(trainer, self)
@@ -141,6 +146,11 @@ class RealRL(ReinforceStage):
             "measurement_noise": rated.noise,
             **explorer.measuring.report(),
         }
+
+    def spent(self, trainer: Trainer) -> bool:
+        measuring, most = trainer.state.measuring, self.budget_executions
+        enough = most is not None and measuring is not None and measuring.regret.executions >= most
+        return enough or super().spent(trainer)
 
     def end(self, trainer: Trainer) -> dict[str, Any]:
         """Final incumbent against initial placement; the incumbent is what is returned."""
@@ -226,7 +236,7 @@ class RealRL(ReinforceStage):
         return decided > 0 and sign_test(wins, decided) <= 1.0 - self.confidence
 
     def _greedy(self, trainer: Trainer) -> Placement:
-        runner = EpisodeRunner(trainer.policy, trainer.problem, trainer.network, 1)
+        runner = make_runner(trainer.policy, trainer.problem, trainer.network, 1)
         batch = runner.run(trainer.rng, greedy=True, record=False)
         return Placement(batch.placements[0], batch.ops[0])
 

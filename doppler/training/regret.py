@@ -50,6 +50,12 @@ class Regret:
         """Mean regret of a run of another placement than the incumbent, 0 before the first."""
         return self.explored_total / max(self.explored, 1)
 
+    @property
+    def own_mean(self) -> float:
+        """Mean regret of the incumbent's own runs, which is noise; 0 before the first."""
+        own = self.executions - self.explored
+        return (self.total - self.explored_total) / max(own, 1)
+
     def add(self, incumbent: np.ndarray, others: Sequence[np.ndarray], median: float) -> None:
         """Takes in runs that were made together.
 
@@ -81,7 +87,7 @@ def brake(regret: Regret, limit: float) -> float:
     as much counts as lies before the part over which the brake is applied.
     """
     braking = BRAKE_SHARE * limit
-    own = (regret.total - regret.explored_total) / max(regret.executions - regret.explored, 1)
+    own = regret.own_mean
     added = max(regret.explored_total - own * regret.explored, 0.0)
     mean = added / (regret.executions + BRAKE_RUNS) + min(own, limit - braking)
     return min(max((limit - mean) / braking, 0.0), 1.0)

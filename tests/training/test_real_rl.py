@@ -243,3 +243,23 @@ def test_the_final_incumbent_must_win_clearly(
     trainer.state.incumbent = other
     assert stage.end(trainer)["improved"] is improved
     assert final(trainer).devices[0] == int(improved)
+
+
+def test_a_budget_of_executions_ends_the_stage(
+    six_ops: PlacementProblem, six_ops_simulator: Simulator
+) -> None:
+    start = Placement(np.zeros(6, np.int64), np.arange(6))
+    limited, free = (
+        train(
+            six_ops,
+            FakeMachine(six_ops_simulator, 0.01),
+            start,
+            budget_executions=budget,
+        )
+        for budget in (20, None)
+    )
+    counts = [trainer.state.measuring.regret.executions for trainer in (limited, free)]  # type: ignore[union-attr]
+    assert 20 <= counts[0] < counts[1]
+    assert limited.state.total_updates < free.state.total_updates
+    assert "improved" in limited.state.results["real_rl"]  # it still reports
+    assert limited.identity() == free.identity()  # a resumed run may have another budget
