@@ -81,6 +81,10 @@ class Stage(ABC):
     def update(self, trainer: Trainer) -> dict[str, Any]:
         """One batch and one step of the optimiser; returns metrics."""
 
+    def spent(self, trainer: Trainer) -> bool:
+        """Whether a budget ends the stage before its last update."""
+        return self.budget_s is not None and trainer.state.stage_seconds >= self.budget_s
+
     def end(self, trainer: Trainer) -> dict[str, Any]:
         """Once, after the last update; returns what is worth keeping in the result."""
         return {}
@@ -89,12 +93,12 @@ class Stage(ABC):
         """Releases what `prepare` acquired; called however the stage ended."""
 
     def options(self) -> dict[str, Any]:
-        """The settings that a resumed run must share. A time limit may differ."""
+        """The settings that a resumed run must share. A budget may differ."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value
             for name, value in values.items()
-            if name != "budget_s" and isinstance(value, int | float | str | None)
+            if not name.startswith("budget_") and isinstance(value, int | float | str | None)
         }
 
     def require(self, holds: bool, label: str, what: str) -> None:
