@@ -42,6 +42,7 @@ METRICS = (
     "step_scale",
     "executions",
     "regret_mean",
+    "regret_added",
     "regret_explored",
     "regret_incumbent",
     "regret_worst",

@@ -70,6 +70,7 @@ class Measuring:
         return {
             "executions": regret.executions,
             "regret_mean": regret.mean,
+            "regret_added": regret.added,
             "regret_explored": regret.explored_mean,
             "regret_incumbent": regret.own_mean,
             "regret_worst": regret.worst,

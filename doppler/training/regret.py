@@ -30,8 +30,8 @@ class Regret:
         total: sum of their regrets.
         explored: runs of other placements than the incumbent.
         explored_total: sum of their regrets.
-        worst: largest regret of the median of one placement's runs after the first
-            `FREE_EXECUTIONS` executions, 0 if there were none.
+        worst: largest median of one placement's runs over the incumbent's in the same rounds, less
+            1, after the first `FREE_EXECUTIONS` executions; 0 if there were none.
     """
 
     executions: int = 0
@@ -56,6 +56,15 @@ class Regret:
         own = self.executions - self.explored
         return (self.total - self.explored_total) / max(own, 1)
 
+    @property
+    def added(self) -> float:
+        """What exploring added to a run on average, noise set off; 0 before the first.
+
+        The incumbent's own runs, made in the same rounds, say what noise alone adds.
+        """
+        more = self.explored_total - self.own_mean * self.explored
+        return max(more, 0.0) / max(self.executions, 1)
+
     def add(self, incumbent: np.ndarray, others: Sequence[np.ndarray], median: float) -> None:
         """Takes in runs that were made together.
 
@@ -77,7 +86,15 @@ class Regret:
                 self.explored += len(seconds)
                 self.explored_total += regrets
             if number and not free:
-                self.worst = max(self.worst, float(np.median(seconds)) / median - 1.0)
+                self.worst = max(self.worst, _paired_excess(runs, incumbent))
+
+
+def _paired_excess(runs: np.ndarray, incumbent: np.ndarray) -> float:
+    """Median of a placement's runs over the incumbent's of the same rounds, less 1."""
+    rounds = min(len(runs), len(incumbent))  # one that left a race has the first rounds only
+    runs, beside = runs[:rounds], incumbent[:rounds]
+    good = np.isfinite(runs) & np.isfinite(beside) & (beside > 0)
+    return float(np.median(runs[good] / beside[good])) - 1.0 if good.any() else 0.0
 
 
 def brake(regret: Regret, limit: float) -> float:

@@ -49,8 +49,8 @@ def test_the_idle_share_is_of_all_devices_time() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    def small(name: str, scale: str) -> Workload:
-        assert scale == "host"
+    def small(name: str, scale: str, **sizes: int) -> Workload:
+        assert scale == "host" and sizes
         return make_workload(name, block=64)
 
     monkeypatch.setattr(bench_executor, "make_workload", small)

@@ -12,9 +12,10 @@ from doppler.executor.calibration import calibrate as calibration
 from doppler.hardware import make_topology
 from doppler.simulator import Simulator
 from doppler.workloads import Workload, make_workload
-from scripts import bench_fidelity
-from scripts.bench_fidelity import TARGETS, Study, goal, main, table_rows, worst_placements
+from scripts import fidelity_study
+from scripts.bench_fidelity import TARGETS, goal, main, table_rows, worst_placements
 from scripts.fidelity import Candidate, candidates, fidelity, rank_agreement, repeatability
+from scripts.fidelity_study import Study
 
 
 def test_the_statistics_of_four_placements() -> None:
@@ -121,7 +122,7 @@ FAST = ["--workloads", "chainmm", "--placements", "4", "--warmup", "0"]
 def test_an_interrupted_study_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_fidelity, "EMULATED_SECONDS", 0.02)
+    monkeypatch.setattr(fidelity_study, "EMULATED_SECONDS", 0.02)
     journal, picture, output = (tmp_path / name for name in ("j.jsonl", "p.png", "t.md"))
     emulated = ["--executor", "emulated", "--devices", "2", *FAST, "--journal", str(journal)]
     (first,) = main([*emulated, "--repeats", "2"])
@@ -149,7 +150,7 @@ def test_cpu_devices_are_calibrated_and_simulated_twice(
         assert scale == "host"
         return make_workload(name, block=64)
 
-    monkeypatch.setattr(bench_fidelity, "make_workload", small)
+    monkeypatch.setattr(fidelity_study, "make_workload", small)
     monkeypatch.setattr(calibration, "RELAY_SIZES", (4096, 65536))
     monkeypatch.setattr(calibration, "EMPTY_OPS", 100)
     journal = tmp_path / "j.jsonl"
@@ -165,7 +166,7 @@ def test_cpu_devices_are_calibrated_and_simulated_twice(
     journal.write_text("\n".join(rounds) + "\n")  # killed before it was simulated again
     (again,) = main(arguments)
     assert list(again.simulated) == kinds and (again.runs == found.runs).all()
-    monkeypatch.setattr(bench_fidelity, "make_executor", None)  # nothing is left to be run
+    monkeypatch.setattr(fidelity_study, "make_executor", None)  # nothing is left to be run
     (third,) = main(arguments)
     assert (third.simulated["contention, now"] == again.simulated["contention, now"]).all()
 

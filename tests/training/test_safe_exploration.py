@@ -158,9 +158,22 @@ def test_regret_by_hand() -> None:
     assert regret.mean == pytest.approx((0.2 + 7 * 8.0) / 10)
     assert regret.explored_mean == pytest.approx(7 * 8.0 / 8)
     assert regret.worst == 0.0  # the first ten are free
-    regret.add(np.array([1.9]), [np.array([1.0, 1.1, 1.3]), np.array([0.2])], 1.0)
+    # Within rounds: 1.0 / 1.0, 1.1 / 1.0, 1.5 / 1.2; the slow last round was slow for all.
+    regret.add(np.array([1.0, 1.0, 1.2]), [np.array([1.0, 1.1, 1.5]), np.array([0.2])], 1.0)
     assert regret.worst == pytest.approx(0.1)
-    assert regret.executions == 15
+    assert regret.executions == 17
+
+
+def test_what_exploring_adds_is_beyond_what_noise_adds() -> None:
+    regret = Regret()
+    assert regret.added == 0.0
+    # The incumbent's own runs: 0.1 on average; the others' 0.3, 2 of 4 runs.
+    regret.add(np.array([1.0, 1.2]), [np.array([1.2, 1.4])], 1.0)
+    assert regret.own_mean == pytest.approx(0.1) and regret.mean == pytest.approx(0.2)
+    assert regret.added == pytest.approx(2 * (0.3 - 0.1) / 4)
+    better = Regret()
+    better.add(np.array([1.0, 1.2]), [np.array([0.5, 0.5])], 1.0)
+    assert better.added == 0.0
     assert brake(Regret(), 0.05) == 1.0
     # 40 of 90 runs explored; the other 50 have 0.02 each of noise, as do the 40.
     for added, left in ((0.5, 1.0), (2.0, 0.4), (3.0, 0.0)):
