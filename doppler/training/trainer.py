@@ -261,7 +261,7 @@ class Trainer:
             if self._over_budget():
                 self.save()  # so that a resumed run goes on within this stage
                 break
-            if stage.budget_s is not None and state.stage_seconds >= stage.budget_s:
+            if stage.spent(self):
                 break
             self._update(stage)
         with self._timed():
