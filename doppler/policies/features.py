@@ -28,6 +28,15 @@ PAPER_OP_COLUMNS = (
 EXTRA_OP_COLUMNS = ("fan_in", "fan_out", "depth")
 """Ours: logarithms of the degrees, and hops from an entry over the longest such count."""
 
+POSITION_WAVES = 8
+POSITION_COLUMNS = tuple(f"{wave}_{k}" for wave in ("sin", "cos") for k in range(POSITION_WAVES))
+"""Ours: waves of 1/2 to 64 periods over an op's place in the critical path's order.
+
+Most ops of a sharded tensor program look alike to any message passing; by its place a policy can
+tell each of them from the others, so that it can learn to build one placement. Equal b-levels go by
+id, as ties do in the simulator: where there are some, renumbering changes what the policy sees.
+"""
+
 EDGE_COLUMNS = ("transfer_seconds", "direction")
 """The paper's edge feature, and +1 along an edge, -1 against it (the graph is made bidirected)."""
 
@@ -89,8 +98,8 @@ class ProblemFeatures:
     """Tensors of one problem, all indexed by op id.
 
     Args:
-        op_features: columns `PAPER_OP_COLUMNS`, then `EXTRA_OP_COLUMNS` where extended.
-            # (num_ops, 5 or 8) float32
+        op_features: columns `PAPER_OP_COLUMNS`, then `EXTRA_OP_COLUMNS` where extended, then
+            `POSITION_COLUMNS` where wanted. # (num_ops, 5, 8, 21 or 24) float32
         edge_ends: source and target of each message. # (2, 2 * num_edges) int64
         edge_features: columns `EDGE_COLUMNS`. # (2 * num_edges, 2) float32
         to_exit: longest paths to an exit, communication counted.
@@ -110,12 +119,15 @@ class ProblemFeatures:
         return len(self.op_features)
 
     @classmethod
-    def from_problem(cls, problem: PlacementProblem, extended: bool = True) -> ProblemFeatures:
+    def from_problem(
+        cls, problem: PlacementProblem, extended: bool = True, positions: bool = False
+    ) -> ProblemFeatures:
         """Computes the features.
 
         Args:
             problem: any graph on any topology; seconds are averaged over devices and pairs.
             extended: whether to add `EXTRA_OP_COLUMNS`.
+            positions: whether to add `POSITION_COLUMNS`.
         """
         graph = problem.graph
         compute, transfer = problem.mean_op_seconds, problem.mean_transfer_seconds
@@ -133,13 +145,16 @@ class ProblemFeatures:
                 np.log1p(graph.out_degrees),
                 depths / max(depths.max(), 1),
             ]
+        op_features = z_normalise(np.stack(columns, axis=1))
+        if positions:
+            op_features = np.concatenate([op_features, position_waves(below)], axis=1)
         along = z_normalise(transfer[producers][:, None])[:, 0]
         edge_features = np.stack(
             [np.tile(along, 2), np.repeat([1.0, -1.0], graph.num_edges)], axis=1
         )
         bound = lower_bounds(problem).best
         return cls(
-            op_features=_float32(z_normalise(np.stack(columns, axis=1))),
+            op_features=_float32(op_features),
             edge_ends=torch.from_numpy(
                 np.stack(
                     [
@@ -153,6 +168,22 @@ class ProblemFeatures:
             to_entry=PathTable.from_successors(_path_predecessors(graph, above, compute, transfer)),
             scale=bound if bound > 0 else 1.0,
         )
+
+
+def position_waves(priorities: np.ndarray) -> np.ndarray:
+    """Waves over each op's place among all, the highest priority first and ties by id.
+
+    Args:
+        priorities: # (num_ops,)
+
+    Returns:
+        # (num_ops, 2 * POSITION_WAVES)
+    """
+    num_ops = len(priorities)
+    place = np.empty(num_ops)
+    place[np.lexsort((np.arange(num_ops), -priorities))] = np.arange(num_ops) + 0.5
+    angles = np.pi * place[:, None] / max(num_ops, 1) * 2.0 ** np.arange(POSITION_WAVES)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def _path_predecessors(

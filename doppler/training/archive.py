@@ -50,11 +50,20 @@ class EliteArchive:
             del self.placements[self.capacity :]
             del self.orders[self.capacity :]
 
-    def sample(self, count: int, rng: np.random.Generator) -> Episodes | None:
-        """Some of them as episodes to follow, drawn evenly with repetition; None while empty."""
+    def sample(
+        self, count: int, rng: np.random.Generator, best: int | None = None
+    ) -> Episodes | None:
+        """Some of them as episodes to follow, drawn evenly with repetition; None while empty.
+
+        Args:
+            count: how many episodes.
+            rng: draws.
+            best: only so many of the best placements, all of them where None.
+        """
         if not len(self) or count < 1:
             return None
-        rows = rng.integers(len(self), size=count)
+        pool = len(self) if best is None else min(best, len(self))
+        rows = rng.integers(pool, size=count)
         return Episodes.from_placements(
             np.stack([self.placements[row] for row in rows]),
             np.stack([self.orders[row] for row in rows]),

@@ -9,7 +9,12 @@ import torch
 from doppler.graph import DataflowGraph
 from doppler.hardware import CostModel, make_topology
 from doppler.policies import ProblemFeatures
-from doppler.policies.features import PathTable, z_normalise
+from doppler.policies.features import (
+    POSITION_COLUMNS,
+    PathTable,
+    position_waves,
+    z_normalise,
+)
 from doppler.problem import PlacementProblem
 
 
@@ -134,3 +139,16 @@ def test_an_op_without_edges_has_features() -> None:
     features = ProblemFeatures.from_problem(PlacementProblem(graph, topology, costs))
     assert features.op_features.isfinite().all()
     assert features.edge_ends.shape == (2, 0)
+
+
+def test_positions_are_places_in_the_critical_path_s_order() -> None:
+    # B-levels of the diamond: 0 first, 3 last, 1 and 2 tie to the lower id.
+    places = (np.arange(4) + 0.5) / 4
+    found = ProblemFeatures.from_problem(diamond(), positions=True).op_features[:, 8:].numpy()
+    assert found.shape == (4, len(POSITION_COLUMNS))
+    assert found[:, 0] == pytest.approx(np.sin(np.pi * places), abs=1e-6)
+    assert found[:, 1] == pytest.approx(np.sin(2 * np.pi * places), abs=1e-6)
+    assert found[:, 8] == pytest.approx(np.cos(np.pi * places), abs=1e-6)
+    assert position_waves(np.array([1.0, 3.0, 2.0]))[:, 0] == pytest.approx(
+        np.sin(np.pi * np.array([5, 1, 3]) / 6)
+    )

@@ -34,6 +34,9 @@ def test_samples_follow_the_stored_orders() -> None:
     assert (episodes.ops == [2, 0, 1]).all()
     assert set(episodes.placements[:, 0].tolist()) == {3, 5}
     assert (episodes.placements[:, 1:] == [0, 1]).all()
+    best = archive.sample(20, np.random.default_rng(0), best=1)
+    assert best is not None
+    assert set(best.placements[:, 0].tolist()) == {3}
     assert EliteArchive(2).sample(3, np.random.default_rng(0)) is None
 
 
