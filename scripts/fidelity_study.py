@@ -17,7 +17,7 @@ from doppler.workloads import Workload, make_workload
 from scripts.bench_journal import Cell, Journal, is_number
 from scripts.bench_simulator import machine
 from scripts.fidelity import Candidate, Fidelity, as_placement, candidates, fidelity
-from scripts.progress import ProgressDisplay
+from scripts.progress import Advance, ProgressDisplay
 
 EMULATED_SECONDS = 0.3
 """What the middle one of the placements shall last on emulated devices. [s]"""
@@ -100,7 +100,9 @@ def run_study(
     again = journal.cells.get(f"{key}/now") if settings.executor == "cpu" else {"simulated": {}}
     if again is None or not all(round_key in journal.cells for round_key in keys):
         with make_executor(workload, num_devices, settings, plan) as executor:
-            sampler = measure_rounds(executor, found, keys, settings, journal, display)
+            label = f"{name}, {num_devices} devices"
+            with display.step(label, settings.repeats) as advance:
+                sampler = measure_rounds(executor, found, keys, settings, journal, advance)
             if again is None:
                 profile = resampled(calibrated(workload, num_devices, settings, display), [sampler])
                 values = simulate_again(workload, profile, found)
@@ -126,25 +128,23 @@ def measure_rounds(
     keys: list[str],
     settings: Settings,
     journal: Journal,
-    display: ProgressDisplay,
+    advance: Advance,
 ) -> WorkloadSampler:
     """Makes the rounds that the journal lacks; returns what else was run in them."""
     sampler = WorkloadSampler(executor, np.random.default_rng([settings.seed, 1]))
-    name = f"{executor.workload.name}, {executor.num_devices} devices"
     for _ in range(settings.warmup):
         one_round(executor, found, np.random.default_rng(settings.seed))
     missing = [key for key in keys if key not in journal.cells]
-    with display.step(name, len(keys)) as advance:
-        for number, key in enumerate(missing, len(keys) - len(missing)):
-            advance(number, f"round {number + 1}")
-            rng = np.random.default_rng([settings.seed, 2, number])
-            values = one_round(executor, found, rng)
-            late = executor.environment().get("lateness_median_s")
-            if settings.executor == "cpu":
-                sampler.run_alone()
-                sampler.run_busy()
-            journal.add(key, makespans=values, lateness_s=late)
-        advance(len(keys), "")
+    for number, key in enumerate(missing, len(keys) - len(missing)):
+        advance(number, f"round {number + 1}")
+        rng = np.random.default_rng([settings.seed, 2, number])
+        values = one_round(executor, found, rng)
+        late = executor.environment().get("lateness_median_s")
+        if settings.executor == "cpu":
+            sampler.run_alone()
+            sampler.run_busy()
+        journal.add(key, makespans=values, lateness_s=late)
+    advance(len(keys), "")
     while settings.executor == "cpu" and len(sampler.busy) < settings.calibration_repeats:
         sampler.run_alone()  # a study that goes on has lost those of its first rounds
         sampler.run_busy()
