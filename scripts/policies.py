@@ -39,7 +39,7 @@ def place_with_policy(
     """
     import torch
 
-    from doppler.training import EpisodeRunner, load_policy_from_checkpoint
+    from doppler.training import load_policy_from_checkpoint, make_runner
 
     torch.set_num_threads(1)  # the heads' products are too small for more
 
@@ -47,7 +47,7 @@ def place_with_policy(
     policy, identity = load_policy_from_checkpoint(checkpoint)
     given = simulator.choose == "given"
     size = _BATCH if samples is None else samples - 1
-    runner = EpisodeRunner(policy, problem, simulator.network, 1)
+    runner = make_runner(policy, problem, simulator.network, 1)
     best: Placement | None = None
     makespan, evaluations = np.inf, 0
     while True:
@@ -63,7 +63,7 @@ def place_with_policy(
         if seconds is not None and perf_counter() - began >= seconds:
             break
         if greedy:
-            runner = EpisodeRunner(policy, problem, simulator.network, size)
+            runner = make_runner(policy, problem, simulator.network, size)
     if not np.isfinite(makespan):
         simulator.run(best)  # raises CapacityError with the details
     info = {

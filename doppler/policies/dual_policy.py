@@ -7,36 +7,31 @@ parameters depends on a graph, its size or the number of devices.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from doppler.construction.relations import DEVICE_FEATURES, OP_FEATURES, PAPER_DEVICE_FEATURES
-from doppler.errors import CheckpointError, ConfigurationError
+from doppler.errors import ConfigurationError
+from doppler.policies.base import NEVER, Policy, PolicyTables, Shape, padded
 from doppler.policies.encoder import GraphEncoder
 from doppler.policies.features import (
     EDGE_COLUMNS,
     EXTRA_OP_COLUMNS,
     PAPER_OP_COLUMNS,
+    POSITION_COLUMNS,
     PathTable,
     ProblemFeatures,
 )
-from doppler.policies.torch_files import load_weights, read_table, read_torch_file, write_torch_file
-
-FORMAT = "doppler-policy"
-VERSION = 1
-MOST = 65536
-"""Of every width and count; more would only exhaust the memory."""
-NEVER = -1e9
-"""Logit of what may not be chosen: finite, so that 0 * log 0 stays 0, yet its probability is 0."""
+from doppler.policies.heads import PlcHead, SelHead
+from doppler.problem import PlacementProblem
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
-    """Shape of a policy.
+class PolicyConfig(Shape):
+    """Shape of a policy with this project's encoder.
 
     Args:
         hidden_width: of the embeddings (the paper: 128).
@@ -46,6 +41,8 @@ class PolicyConfig:
         shared_encoder: one encoder for both heads, or one each.
         extended_features: op features and device features beyond the paper's five of each.
         sel_state_features: whether SEL's scores depend on what is placed (the paper's do not).
+        positions: whether ops are told apart by their places in the critical path's order
+            (`POSITION_COLUMNS`; the paper's are not).
 
     Raises:
         ConfigurationError: a width or count below 1 or above `MOST`, or a switch that is no bool.
@@ -58,101 +55,54 @@ class PolicyConfig:
     shared_encoder: bool = True
     extended_features: bool = True
     sel_state_features: bool = True
+    positions: bool = True
 
-    def __post_init__(self) -> None:
-        for label in ("hidden_width", "message_rounds", "edge_rank", "head_width"):
-            value = getattr(self, label)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"policy, {label}: {value!r} is not a whole number >= 1")
-            if value > MOST:
-                raise ConfigurationError(f"policy, {label}: {value!r} is above {MOST}")
-        for label in ("shared_encoder", "extended_features", "sel_state_features"):
-            if not isinstance(getattr(self, label), bool):
-                raise ConfigurationError(
-                    f"policy, {label}: {getattr(self, label)!r} is neither true nor false"
-                )
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PolicyConfig:
-        """Reads a config, refusing unknown names."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigurationError(
-                f"policy: unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+class EncoderPolicy(Policy):
+    """What the policies share that read this project's encoder: it, and the features."""
+
+    config_type: ClassVar[type[Shape]] = PolicyConfig
+
+    config: PolicyConfig
+
+    def build(self) -> list[nn.Linear]:
+        shape = self.config
+        num_op_features = len(PAPER_OP_COLUMNS)
+        self.num_device_features = PAPER_DEVICE_FEATURES
+        if shape.extended_features:
+            num_op_features += len(EXTRA_OP_COLUMNS)
+            self.num_device_features = len(DEVICE_FEATURES)
+        if shape.positions:
+            num_op_features += len(POSITION_COLUMNS)
+        self.num_state_features = len(OP_FEATURES) if shape.sel_state_features else 0
+        self.encoders = nn.ModuleList(
+            GraphEncoder(
+                num_op_features,
+                len(EDGE_COLUMNS),
+                shape.hidden_width,
+                shape.message_rounds,
+                shape.edge_rank,
             )
-        return cls(**values)
+            for _ in range(1 if shape.shared_encoder else 2)
+        )
+        self.embed_raw = nn.Linear(num_op_features, shape.hidden_width)
+        return self.build_heads()
 
-    @classmethod
-    def from_document(cls, values: dict[str, Any], where: str | Path) -> PolicyConfig:
-        """Reads the config that a file holds, which has every option.
+    def build_heads(self) -> list[nn.Linear]:
+        """Makes the heads; returns their last layers."""
+        raise NotImplementedError
 
-        Raises:
-            CheckpointError: naming the file, if an option is missing, unknown or impossible.
-        """
-        for field in fields(cls):
-            if field.name not in values:
-                raise CheckpointError(f"{where}, policy {field.name}: is missing")
-        try:
-            return cls.from_dict(values)
-        except ConfigurationError as error:
-            raise CheckpointError(f"{where}, {error}") from error
+    def features(self, problem: PlacementProblem) -> ProblemFeatures:
+        shape = self.config
+        return ProblemFeatures.from_problem(problem, shape.extended_features, shape.positions)
 
-
-class PolicyTables(NamedTuple):
-    """All that the heads look up during an episode; the last row belongs to no op (padding)."""
-
-    sel_scores: Tensor  # (num_ops + 1,) state-independent part of SEL's logits
-    sel_gains: Tensor  # (num_ops + 1, sel state features) how each op's logit answers to them
-    plc_ops: Tensor  # (num_ops + 1, head_width) PLC's first layer, the op's part
-    plc_pool: Tensor  # (num_ops + 1, head_width) PLC's first layer, before pooling per device
+    def embed(self, features: ProblemFeatures) -> tuple[Tensor, list[Tensor]]:
+        """The ops' own features, embedded, and each encoder's output. # (num_ops, width) each"""
+        raw = nn.functional.leaky_relu(self.embed_raw(features.op_features))
+        return raw, [encoder(features) for encoder in self.encoders]
 
 
-class SelHead(nn.Module):
-    """Scores ops from their embedding, the pooled embeddings of both longest paths and features.
-
-    The paper's head plus, for each op, gains for the few features of the op's situation. The
-    logit is linear in them, with coefficients from the static part, so that a step costs a few
-    multiplications per candidate.
-    """
-
-    def __init__(self, width: int, head_width: int, num_state_features: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(4 * width, head_width)
-        self.last = nn.Linear(head_width, 1 + num_state_features)
-
-    def forward(self, embedded: Tensor, raw: Tensor, features: ProblemFeatures) -> Tensor:
-        """Returns score and gains of every op. # (num_ops, 1 + state features)"""
-        parts = [embedded, features.to_exit.mean(embedded), features.to_entry.mean(embedded), raw]
-        return self.last(nn.functional.leaky_relu(self.first(torch.cat(parts, dim=1))))
-
-
-class PlcHead(nn.Module):
-    """Scores devices from their features, the op's features and embedding, and the ops on them."""
-
-    def __init__(self, width: int, head_width: int, num_device_features: int) -> None:
-        super().__init__()
-        self.embed_device = nn.Linear(num_device_features, width)
-        self.of_device = nn.Linear(width, head_width, bias=False)
-        self.of_op = nn.Linear(2 * width, head_width)
-        self.of_pool = nn.Linear(width, head_width, bias=False)
-        self.last = nn.Linear(head_width, 1)
-
-    def forward(self, op_rows: Tensor, pooled: Tensor, device_features: Tensor) -> Tensor:
-        """Returns the devices' logits.
-
-        Args:
-            op_rows: the chosen ops' rows of `plc_ops`. # (..., head_width)
-            pooled: mean `plc_pool` row over each device's ops, 0 if it has none.
-                # (..., num_devices, head_width)
-            device_features: # (..., num_devices, device features)
-        """
-        device = self.of_device(nn.functional.leaky_relu(self.embed_device(device_features)))
-        first = device + pooled + op_rows[..., None, :]  # (..., num_devices, head_width)
-        return self.last(nn.functional.leaky_relu(first)).squeeze(-1)
-
-
-class DualPolicy(nn.Module):
+class DualPolicy(EncoderPolicy):
     """Encoder, SEL head and PLC head.
 
     Args:
@@ -160,78 +110,23 @@ class DualPolicy(nn.Module):
         seed: of the initial weights; the global generator is left as it was.
     """
 
-    def __init__(self, config: PolicyConfig | None = None, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config or PolicyConfig()
-        shape = self.config
-        num_op_features = len(PAPER_OP_COLUMNS)
-        self.num_device_features = PAPER_DEVICE_FEATURES
-        if shape.extended_features:
-            num_op_features += len(EXTRA_OP_COLUMNS)
-            self.num_device_features = len(DEVICE_FEATURES)
-        self.num_state_features = len(OP_FEATURES) if shape.sel_state_features else 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.encoders = nn.ModuleList(
-                GraphEncoder(
-                    num_op_features,
-                    len(EDGE_COLUMNS),
-                    shape.hidden_width,
-                    shape.message_rounds,
-                    shape.edge_rank,
-                )
-                for _ in range(1 if shape.shared_encoder else 2)
-            )
-            self.embed_raw = nn.Linear(num_op_features, shape.hidden_width)
-            self.sel = SelHead(shape.hidden_width, shape.head_width, self.num_state_features)
-            self.plc = PlcHead(shape.hidden_width, shape.head_width, self.num_device_features)
-        with torch.no_grad():  # near-uniform at first, whatever the graph
-            for head in (self.sel.last, self.plc.last):
-                head.weight.mul_(0.1)
-                head.bias.zero_()
+    kind: ClassVar[str] = "doppler"
 
-    def features(self, problem: Any) -> ProblemFeatures:
-        """The problem's features as this policy reads them; compute once per problem."""
-        return ProblemFeatures.from_problem(problem, extended=self.config.extended_features)
+    sel: SelHead
+    plc: PlcHead
+
+    def build_heads(self) -> list[nn.Linear]:
+        shape = self.config
+        self.sel = SelHead(shape.hidden_width, shape.head_width, self.num_state_features)
+        self.plc = PlcHead(shape.hidden_width, shape.head_width, self.num_device_features)
+        return [self.sel.last, self.plc.last]
 
     def encode(self, features: ProblemFeatures) -> PolicyTables:
-        """Runs message passing and everything else that is the same for a whole episode."""
-        raw = nn.functional.leaky_relu(self.embed_raw(features.op_features))
-        embedded = [encoder(features) for encoder in self.encoders]
-        for_sel, for_plc = embedded[0], embedded[-1]
-        scores = self.sel(for_sel, raw, features)
-        none = scores.new_zeros(1, scores.shape[1])
-        rows = torch.cat([scores, none])
-        plc_ops = self.plc.of_op(torch.cat([raw, for_plc], dim=1))
+        raw, embedded = self.embed(features)
         return PolicyTables(
-            sel_scores=torch.cat([scores[:, 0], scores.new_full((1,), NEVER)]),
-            sel_gains=rows[:, 1:],
-            plc_ops=_padded(plc_ops),
-            plc_pool=_padded(self.plc.of_pool(for_plc)),
+            *sel_tables(self.sel, embedded[0], raw, features),
+            *plc_tables(self.plc, [raw, embedded[-1]], embedded[-1]),
         )
-
-    def save(self, path: str | Path) -> None:
-        """Writes shape and weights."""
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "config": asdict(self.config),
-            "weights": self.state_dict(),
-        }
-        write_torch_file(path, document)
-
-    @classmethod
-    def load(cls, path: str | Path) -> DualPolicy:
-        """Reads a file written by `save`.
-
-        Raises:
-            CheckpointError: missing, damaged, not a policy file of this version, or with weights
-                that do not fit its shape or are not finite.
-        """
-        document = read_torch_file(path, "policy file", FORMAT, VERSION)
-        policy = cls(PolicyConfig.from_document(read_table(document, "config", path), path))
-        load_weights(policy, read_table(document, "weights", path), f"{path}, weights")
-        return policy
 
 
 PAPER_POLICY = PolicyConfig(
@@ -240,8 +135,32 @@ PAPER_POLICY = PolicyConfig(
     head_width=64,
     extended_features=False,
     sel_state_features=False,
+    positions=False,
 )
 """The published network: width 128, 6 rounds, 64 in the heads, the paper's features only."""
+
+
+def sel_tables(
+    head: SelHead, embedded: Tensor, raw: Tensor, features: ProblemFeatures
+) -> tuple[Tensor, Tensor]:
+    """`sel_scores` and `sel_gains`."""
+    scores = head(embedded, raw, features)
+    gains = padded(scores)[:, 1:]
+    return torch.cat([scores[:, 0], scores.new_full((1,), NEVER)]), gains
+
+
+def plc_tables(head: PlcHead, op_parts: list[Tensor], embedded: Tensor) -> tuple[Tensor, Tensor]:
+    """`plc_ops` and `plc_pool`."""
+    ops = head.of_op(torch.cat(op_parts, dim=1))
+    return padded(ops), padded(head.of_pool(embedded))
+
+
+def require_one_encoder(config: PolicyConfig, kind: str) -> None:
+    """Raises `ConfigurationError` if a policy with one head is to have an encoder for another."""
+    if not config.shared_encoder:
+        raise ConfigurationError(
+            f"policy {kind!r}, shared_encoder: one head has no use for two encoders; set it to true"
+        )
 
 
 def sel_logits(tables: PolicyTables, candidates: Tensor, state_features: Tensor) -> Tensor:
@@ -258,14 +177,11 @@ def sel_logits(tables: PolicyTables, candidates: Tensor, state_features: Tensor)
     return scores + (tables.sel_gains[candidates] * state_features).sum(-1)
 
 
-def _padded(rows: Tensor) -> Tensor:
-    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-
-
 __all__ = [
     "NEVER",
     "PAPER_POLICY",
     "DualPolicy",
+    "EncoderPolicy",
     "PathTable",
     "PolicyConfig",
     "PolicyTables",

@@ -12,6 +12,7 @@ from doppler.training.objectives import (
 )
 from doppler.training.real_rl import RealRL
 from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
+from doppler.training.runners import make_runner
 from doppler.training.sim_rl import SimRL
 from doppler.training.stage import Stage
 from doppler.training.trainer import Checkpoints, Trainer, TrainingResult
@@ -35,6 +36,7 @@ __all__ = [
     "Trainer",
     "TrainingResult",
     "load_policy_from_checkpoint",
+    "make_runner",
     "measured_objective",
     "rollout",
     "simulated_objective",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from doppler.errors import CheckpointError
-from doppler.policies import DualPolicy, PolicyConfig
+from doppler.policies import Policy, policy_from_document
 from doppler.policies.torch_files import load_weights, read_table, read_torch_file, write_torch_file
 from doppler.problem import PlacementProblem
 
@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, identity: dict[str, Any] | None = None) -> dict[
     return document
 
 
-def load_policy_from_checkpoint(path: str | Path) -> tuple[DualPolicy, dict[str, Any]]:
+def load_policy_from_checkpoint(path: str | Path) -> tuple[Policy, dict[str, Any]]:
     """Builds the policy that a checkpoint holds.
 
     Returns:
@@ -92,7 +92,7 @@ def load_policy_from_checkpoint(path: str | Path) -> tuple[DualPolicy, dict[str,
     """
     document = load_checkpoint(Path(path))
     shape = read_table(document["identity"], "policy", f"{path}, identity")
-    policy = DualPolicy(PolicyConfig.from_document(shape, path))
+    policy = policy_from_document(shape, path)
     load_weights(policy, document["policy"], f"{path}, policy")
     return policy, document["identity"]
 

@@ -13,7 +13,8 @@ from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 from doppler.schedulers.critical_path import critical_path_episodes
 from doppler.training.likelihood import LossWeights, accumulate_gradient
-from doppler.training.rollout import EpisodeRunner, Episodes
+from doppler.training.rollout import Episodes
+from doppler.training.runners import make_runner
 from doppler.training.stage import Stage
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Imitation(Stage):
         self.require_counts("trials", least=0)
 
     def prepare(self, trainer: Trainer) -> None:
-        self._runner = EpisodeRunner(
+        self._runner = make_runner(
             trainer.policy, trainer.problem, trainer.network, self.batch_size
         )
 

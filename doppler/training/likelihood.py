@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from doppler.policies.dual_policy import NEVER, DualPolicy, PolicyTables, sel_logits
+from doppler.policies.base import Policy
+from doppler.policies.dual_policy import NEVER, PolicyTables, sel_logits
 from doppler.policies.features import ProblemFeatures
 from doppler.training.rollout import RolloutBatch
 
@@ -63,7 +64,7 @@ class LossReport:
 
 
 def accumulate_gradient(
-    policy: DualPolicy,
+    policy: Policy,
     features: ProblemFeatures,
     batch: RolloutBatch,
     weights: LossWeights,
@@ -83,6 +84,7 @@ def accumulate_gradient(
     tables = tables or policy.encode(features)
     leaves = PolicyTables(*(table.detach().requires_grad_() for table in tables))
     num_ops = batch.ops.shape[1]
+    steps_per_chunk = min(steps_per_chunk, getattr(batch, "steps_per_chunk", steps_per_chunk))
     sums = _sums_at(leaves, batch, range(0, num_ops, steps_per_chunk))
     advantages = torch.from_numpy(np.asarray(weights.episodes, np.float32))[:, None]
     decisions = batch.ops.size
@@ -107,14 +109,18 @@ def accumulate_gradient(
         plc_entropy += plc_mean.item()
         likelihoods[0, :, first:last] = chunk.sel.detach().numpy()
         likelihoods[1, :, first:last] = chunk.plc.detach().numpy()
-    reached = [(t, leaf.grad) for t, leaf in zip(tables, leaves) if leaf.grad is not None]
+    reached = [
+        (table, leaf.grad)
+        for table, leaf in zip(tables, leaves)
+        if leaf.grad is not None and table.requires_grad
+    ]
     torch.autograd.backward([t for t, _ in reached], [g for _, g in reached])
     return LossReport(loss, sel_entropy, plc_entropy, likelihoods[0], likelihoods[1])
 
 
 @torch.no_grad()
 def log_likelihoods(
-    policy: DualPolicy,
+    policy: Policy,
     features: ProblemFeatures,
     batch: RolloutBatch,
     steps_per_chunk: int = STEPS_PER_CHUNK,
@@ -126,6 +132,7 @@ def log_likelihoods(
     """
     tables = policy.encode(features)
     num_ops = batch.ops.shape[1]
+    steps_per_chunk = min(steps_per_chunk, getattr(batch, "steps_per_chunk", steps_per_chunk))
     firsts = range(0, num_ops, steps_per_chunk)
     sums = _sums_at(tables, batch, firsts)
     found = np.empty((2, *batch.ops.shape), np.float32)
@@ -138,7 +145,7 @@ def log_likelihoods(
 
 
 def step_likelihoods(
-    policy: DualPolicy,
+    policy: Policy,
     tables: PolicyTables,
     batch: RolloutBatch,
     first: int,
@@ -158,6 +165,10 @@ def step_likelihoods(
     Returns:
         The likelihoods, and the sums after step `last` - 1.
     """
+    own = getattr(batch, "step_likelihoods", None)
+    if own is not None:  # episodes that were not built by SEL and PLC in turn
+        found: tuple[StepLikelihoods, Tensor] = own(policy, tables, first, last, start)
+        return found
     ids, seen = _padded_candidates(batch, first, last, len(tables.sel_scores) - 1)
     legal = ids < len(tables.sel_scores) - 1
     sel, sel_entropy = _choice(

@@ -7,6 +7,7 @@ legal. What the gradient pass needs (candidates and features as the policy saw t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from doppler.construction import Construction
 from doppler.construction.relations import PlacementRelations
 from doppler.construction.sampling import choose
 from doppler.errors import ConfigurationError, InvalidPlacementError
-from doppler.policies.dual_policy import DualPolicy, PolicyTables, sel_logits
+from doppler.policies.base import Policy
+from doppler.policies.dual_policy import PolicyTables, sel_logits
 from doppler.problem import PlacementProblem
 
 
@@ -86,15 +88,29 @@ class EpisodeRunner:
         problem: what is placed.
         network: of the earliest-start estimates (best the one that is simulated).
         batch_size: episodes per run.
+
+    Attributes:
+        builds: the way of building episodes that this is for, `Policy.episodes`.
+
+    Raises:
+        ConfigurationError: a policy that builds them in another way; see `runners.make_runner`.
     """
+
+    builds: ClassVar[str] = "select_and_place"
 
     def __init__(
         self,
-        policy: DualPolicy,
+        policy: Policy,
         problem: PlacementProblem,
         network: str = "serial_links",
         batch_size: int = 32,
     ) -> None:
+        style = getattr(policy, "episodes", None)
+        if style != self.builds:
+            raise ConfigurationError(
+                f"roll-out: {type(self).__name__} builds episodes by {self.builds!r}, but "
+                f"{type(policy).__name__} by {style!r}; use doppler.training.make_runner"
+            )
         self.policy = policy
         self.problem = problem
         self.features = policy.features(problem)
@@ -289,7 +305,7 @@ def _slots_of(ops: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
 
 
 def rollout(
-    policy: DualPolicy,
+    policy: Policy,
     problem: PlacementProblem,
     network: str = "serial_links",
     batch_size: int = 32,

@@ -9,7 +9,7 @@ import numpy as np
 
 from doppler.errors import ConfigurationError
 from doppler.training.likelihood import LossWeights, accumulate_gradient
-from doppler.training.rollout import EpisodeRunner
+from doppler.training.runners import make_runner
 from doppler.training.stage import ReinforceStage
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class SimRL(ReinforceStage):
     def prepare(self, trainer: Trainer) -> None:
         if trainer.simulated is None:
             raise ConfigurationError("stage sim_rl: the trainer was given no simulated objective")
-        self._runner = EpisodeRunner(
+        self._runner = make_runner(
             trainer.policy, trainer.problem, trainer.network, self.batch_size + self.elite_batch
         )
 

@@ -16,7 +16,7 @@ import torch
 
 from doppler.checks import number, whole_number
 from doppler.errors import CheckpointError, ConfigurationError
-from doppler.policies import DualPolicy
+from doppler.policies import Policy
 from doppler.problem import PlacementProblem
 from doppler.schedule import Placement
 from doppler.training.callbacks import Callback
@@ -24,7 +24,7 @@ from doppler.training.checkpoint import load_checkpoint, problem_identity, save_
 from doppler.training.lock import locked_folder
 from doppler.training.objectives import Objective
 from doppler.training.restore import restore
-from doppler.training.rollout import EpisodeRunner
+from doppler.training.runners import make_runner
 from doppler.training.stage import Stage
 from doppler.training.state import TrainingState
 
@@ -81,7 +81,7 @@ class Trainer:
     def __init__(
         self,
         problem: PlacementProblem,
-        policy: DualPolicy,
+        policy: Policy,
         stages: Sequence[Stage],
         *,
         simulated: Objective | None = None,
@@ -179,7 +179,7 @@ class Trainer:
         """Simulates the greedy episode and `trials` sampled ones for the archive."""
         for batch_size, greedy in ((1, True), (trials, False)):
             if batch_size:
-                runner = EpisodeRunner(self.policy, self.problem, self.network, batch_size)
+                runner = make_runner(self.policy, self.problem, self.network, batch_size)
                 batch = runner.run(self.rng, greedy=greedy, record=False)
                 self.simulate(batch.placements, batch.ops)
 
