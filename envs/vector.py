@@ -54,12 +54,11 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         self.render_mode = render_mode
         self.num_envs = num_envs = whole_number(num_envs, "environment, num_envs", 1)
         self.task = make_task(**options)
-        self.task.check_unconstrained()
-        problem = self.task.problem
-        self.construction = Construction(problem, self.task.simulator.network, num_envs)
+        self._check_problem()
+        self.construction = Construction(self.task.problem, self.task.simulator.network, num_envs)
         self._observer = Observer(self.task, num_envs)
         self.single_observation_space = self._observer.space
-        self.single_action_space = spaces.MultiDiscrete([problem.num_ops, problem.num_devices])
+        self.single_action_space = self._make_action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -93,12 +92,15 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         Returns:
             Observations, rewards, terminations, truncations (all False) and infos.
         """
-        pairs = whole_actions(actions, (self.num_envs, 2), "(op, device) of each episode")
         c, problem = self.construction, self.task.problem
-        ops, devices = pairs[:, 0], pairs[:, 1]
+        ops, devices = self._ops_and_devices(actions)
+        rows = np.arange(self.num_envs)
         exists = (ops >= 0) & (ops < problem.num_ops)
-        legal = exists & c.candidates[np.arange(self.num_envs), np.where(exists, ops, 0)]
+        legal = exists & c.candidates[rows, np.where(exists, ops, 0)]
         legal &= (devices >= 0) & (devices < problem.num_devices)
+        if problem.constrained:
+            allowed = c.allowed_devices(np.where(legal, ops, -1))
+            legal &= allowed[rows, np.where(legal, devices, 0)]
         reasons = {
             int(b): c.why_illegal(int(b), int(ops[b]), int(devices[b]))
             for b in np.flatnonzero(~legal)
@@ -108,9 +110,7 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
         complete = legal & (c.placed_counts == problem.num_ops)
         makespans = np.zeros(self.num_envs)
         if complete.any():
-            makespans[complete] = self.task.simulator.makespans(
-                c.devices[complete], c.order[complete]
-            )
+            makespans[complete] = self._makespans(c.devices[complete], c.order[complete])
             rewards[complete] = self.task.rewards(makespans[complete])
         terminations = complete | ~legal
         infos: dict[str, Any] = {}
@@ -141,6 +141,24 @@ class PlacementVectorEnv(VectorEnv[Observation, np.ndarray, np.ndarray]):
                 render_picture(self.construction, self.task.simulator, b) for b in episodes
             )
         return None
+
+    def _check_problem(self) -> None:
+        """Raises `ConfigurationError` where a device's legality depends on the op."""
+        self.task.check_unconstrained()
+
+    def _make_action_space(self) -> spaces.Space[Any]:
+        """Of one episode."""
+        problem = self.task.problem
+        return spaces.MultiDiscrete([problem.num_ops, problem.num_devices])
+
+    def _ops_and_devices(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the episodes' actions say. # (num_envs,) each"""
+        pairs = whole_actions(actions, (self.num_envs, 2), "(op, device) of each episode")
+        return pairs[:, 0], pairs[:, 1]
+
+    def _makespans(self, devices: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        """Of complete placements. # (rows, num_ops) each -> (rows,) [s]"""
+        return self.task.simulator.makespans(devices, orders)
 
     def _first_seed(self, seed: int | list[int | None] | None) -> int | None:
         if not isinstance(seed, list | tuple):

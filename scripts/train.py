@@ -46,7 +46,12 @@ from scripts.problems import Setup, build_setup
 from scripts.progress import ProgressDisplay
 from scripts.results import ResultsTable, Row, evaluate
 from scripts.run_folder import RunFolder
-from scripts.training_progress import POLICY_LABELS, BestPlacements, TrainingProgress
+from scripts.training_progress import (
+    COMPARATORS,
+    POLICY_LABELS,
+    BestPlacements,
+    TrainingProgress,
+)
 
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor
@@ -248,6 +253,11 @@ def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
                 "by noise alone"
             )
         rows.append(Row(POLICY_LABELS[stage], placement, reason))
+    for stage in COMPARATORS:
+        if stage in stages:
+            found = result.simulated
+            reason = None if found else result.reason or "no placement was found"
+            rows.append(Row(POLICY_LABELS[stage], found, reason))
     return rows
 
 

@@ -17,8 +17,13 @@ POLICY_LABELS = {
     "imitation": "DOPPLER-IMITATION",
     "sim_rl": "DOPPLER-SIM",
     "real_rl": "DOPPLER-SYS",
+    "maskable_ppo": "MASKABLE-PPO",
+    "sb3_ppo": "SB3-PPO",
 }
 """Every stage, and what the best placement at its end is called."""
+
+COMPARATORS = ("maskable_ppo", "sb3_ppo")
+"""Stages of other learners, which tables name only where they were run."""
 
 SHOWN = ("measured_makespan_incumbent", "simulated_makespan_best", "loss")
 """The first of these that an update reports is shown beside its bar."""

@@ -19,6 +19,7 @@ from doppler.schedulers import SCHEDULERS, Scheduler, make_scheduler
 from doppler.training import Stage
 from doppler.training.loggers import NoLogger
 from doppler.workloads import WORKLOADS, Workload
+from envs.sb3 import ActorCritic
 from scripts.problems import FileTopology, ProblemFile, SimulatorSettings, build_workload
 from scripts.report import build_schedulers
 from scripts.run_folder import resolved
@@ -47,7 +48,7 @@ def options(group: str) -> list[str]:
 
 def test_every_group_of_the_design_has_options() -> None:
     groups = {path.parent.name for path in CONFIGS.glob("*/*.yaml")}
-    assert groups == {*SHARED_GROUPS, "policy", "scheduler", "logger", "experiment"}
+    assert groups == {*SHARED_GROUPS, "policy", "scheduler", "stage", "logger", "experiment"}
     assert options("workload") == sorted([*WORKLOADS, "file"])
     assert options("scheduler") == sorted(SCHEDULERS)
 
@@ -77,7 +78,8 @@ def test_calibrate_composes_with_every_workload_that_has_kernels() -> None:
 
 @pytest.mark.parametrize("option", options("policy"))
 def test_every_policy_builds(option: str) -> None:
-    assert isinstance(instantiate(composed("train", f"policy={option}").policy), DualPolicy)
+    kind = ActorCritic if option == "actor_critic" else DualPolicy
+    assert isinstance(instantiate(composed("train", f"policy={option}").policy), kind)
 
 
 @pytest.mark.parametrize("option", options("logger"))
