@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from doppler.construction import kernel, list_scheduling
-from doppler.construction.arrays import make_problem_arrays, make_state_arrays
+from doppler.construction.arrays import StateArrays, make_problem_arrays, make_state_arrays
 from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.problem import PlacementProblem
 
@@ -45,6 +45,7 @@ class Construction:
         device_free: when each device's first slot is free. # (B, D) [s]
         compute_placed: seconds of the ops placed on each device. # (B, D) [s]
         placed_counts: ops placed in each episode. # (B,)
+        arrays: the problem, for kernels; never changed.
 
     Raises:
         ConfigurationError: an unknown network, or a batch size below 1.
@@ -61,7 +62,7 @@ class Construction:
         self.network = network
         self.batch_size = int(batch_size)
         self._compute_slots = np.array(problem.topology.compute_slots, np.int64)
-        self._p = make_problem_arrays(problem, network)
+        self._p = self.arrays = make_problem_arrays(problem, network)
         self._s = make_state_arrays(problem, self._p, self.batch_size)
         self.candidates = self._s.candidates
         self.devices = self._s.devices
@@ -72,6 +73,11 @@ class Construction:
         self.compute_placed = self._s.compute_placed
         self.placed_counts = self._s.counts
         self.reset()
+
+    def state_with_own_scratch(self) -> StateArrays:
+        """The state for a kernel that works on episodes of its own beside other threads."""
+        scratch = ("sorted_preds", "journal_index", "journal_time")
+        return self._s._replace(**{name: getattr(self._s, name).copy() for name in scratch})
 
     @property
     def num_placed(self) -> int:

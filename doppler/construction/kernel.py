@@ -264,25 +264,35 @@ def _earliest_starts(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.
             out[b, device] = _start_of(p, s, b, ops[b], device, count)
 
 
+@inlined
+def _describe(p: ProblemArrays, s: StateArrays, b: int, op: int, out: np.ndarray, row: int) -> None:
+    """The five features of placing `op` on each device, in `out[row]` (D, 5)."""
+    num_devices = out.shape[1]
+    for device in range(num_devices):
+        for k in range(NUM_DEVICE_FEATURES):
+            out[row, device, k] = 0.0
+        out[row, device, 2] = np.inf
+    count = _sort_predecessors(p, s, b, op)
+    for i in range(count):
+        pred = s.sorted_preds[i]
+        device = s.devices[b, pred]
+        out[row, device, 2] = min(out[row, device, 2], s.start[b, pred])
+        out[row, device, 1] += p.op_seconds[pred, device]
+        out[row, device, 3] = max(out[row, device, 3], s.finish[b, pred])
+    for device in range(num_devices):
+        out[row, device, 0] = s.compute_placed[b, device]
+        if out[row, device, 2] == np.inf:
+            out[row, device, 2] = 0.0
+        out[row, device, 4] = _start_of(p, s, b, op, device, count)
+
+
 @compiled
 def _device_features(p: ProblemArrays, s: StateArrays, ops: np.ndarray, out: np.ndarray) -> None:
     for b in range(len(ops)):
-        out[b] = 0.0
         if ops[b] < 0:
-            continue
-        out[b, :, 2] = np.inf
-        count = _sort_predecessors(p, s, b, ops[b])
-        for i in range(count):
-            pred = s.sorted_preds[i]
-            device = s.devices[b, pred]
-            out[b, device, 2] = min(out[b, device, 2], s.start[b, pred])
-            out[b, device, 1] += p.op_seconds[pred, device]
-            out[b, device, 3] = max(out[b, device, 3], s.finish[b, pred])
-        for device in range(out.shape[1]):
-            out[b, device, 0] = s.compute_placed[b, device]
-            if out[b, device, 2] == np.inf:
-                out[b, device, 2] = 0.0
-            out[b, device, 4] = _start_of(p, s, b, ops[b], device, count)
+            out[b] = 0.0
+        else:
+            _describe(p, s, b, ops[b], out, b)
 
 
 @compiled

@@ -9,11 +9,15 @@ are shares or saturating ratios, so that they mean the same on every graph.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
+from doppler.construction.candidates import CandidateGraph
+from doppler.construction.listing import list_candidates, saturate
 from doppler.graph import hop_depths
 from doppler.problem import PlacementProblem
-from doppler.simulator.jit import entry
+from doppler.simulator.jit import compiled, entry, inlined
 
 PAPER_DEVICE_FEATURES = 5
 DEVICE_FEATURES = (
@@ -40,8 +44,28 @@ OP_FEATURES = ("consumer_progress", "sibling_recency", "ready_recency", "start_b
 """Columns of the features that SEL sees of every candidate."""
 
 
-Graph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""succ_ptr, succ_ops, pred_ptr, pred_ops of a dataflow graph."""
+class RelationProblem(NamedTuple):
+    """What does not change during an episode. `N` ops, `D` devices, `W` waves."""
+
+    succ_ptr: np.ndarray  # (N + 1,)
+    succ_ops: np.ndarray  # (num_edges,)
+    pred_ptr: np.ndarray  # (N + 1,)
+    pred_ops: np.ndarray  # (num_edges,)
+    seconds: np.ndarray  # (N, D) [s]
+    volume: np.ndarray  # (N,) mean seconds of a transfer [s]
+    depth: np.ndarray  # (N,) the op's wave
+    wave_unit: np.ndarray  # (W,) 1 / a device's fair share of the wave, 0 if that is nothing [1/s]
+    per_scale: float  # 1 / the problem's lower bound [1/s]
+    per_op: float  # 1 / mean seconds of an op [1/s]
+
+
+class RelationState(NamedTuple):
+    """`B` partial placements."""
+
+    device_of: np.ndarray  # (B, N) -1 where unplaced
+    inputs_on: np.ndarray  # (B, N, D) predecessors of each op per device
+    second_on: np.ndarray  # (B, N, D) the same one level on, as shares
+    wave_load: np.ndarray  # (B, W, D) [s]
 
 
 class PlacementRelations:
@@ -51,44 +75,58 @@ class PlacementRelations:
         problem: what is placed.
         batch_size: number of episodes that step together.
         scale: seconds that the paper's five device features are divided by (a lower bound). [s]
+
+    Attributes:
+        fixed: arrays for kernels.
+        state: arrays for kernels, updated in place.
+        candidate_graph: what SEL's features depend on, for kernels.
     """
 
     def __init__(self, problem: PlacementProblem, batch_size: int, scale: float) -> None:
         graph = problem.graph
         batch, ops, devices = batch_size, problem.num_ops, problem.num_devices
+        tiny = np.finfo(float).tiny
         self.problem = problem
         self.batch_size = batch_size
-        self._scale = float(scale)
-        self._op_scale = float(max(problem.mean_op_seconds.mean(), np.finfo(float).tiny))
+        depth = hop_depths(graph)
+        fair = np.bincount(depth, weights=problem.mean_op_seconds) / devices
         # Copies, because numba compiles the frozen originals as another, read-only type.
-        self._graph: Graph = (
-            np.array(graph.succ_ptr),
-            np.array(graph.succ_ops),
-            np.array(graph.pred_ptr),
-            np.array(graph.pred_ops),
+        edges: dict[str, Any] = {
+            name: np.array(getattr(graph, name))
+            for name in ("succ_ptr", "succ_ops", "pred_ptr", "pred_ops")
+        }
+        per_op = 1.0 / float(max(problem.mean_op_seconds.mean(), tiny))
+        self.fixed = RelationProblem(
+            **edges,
+            seconds=np.array(problem.cost_model.op_seconds),
+            volume=np.array(problem.mean_transfer_seconds),
+            depth=np.array(depth),
+            wave_unit=np.where(fair > 0, 1.0 / np.maximum(fair, tiny), 0.0),
+            per_scale=1.0 / float(scale),
+            per_op=per_op,
         )
-        self._seconds = np.array(problem.cost_model.op_seconds)
-        self._volume = np.array(problem.mean_transfer_seconds)
-        self._depth = hop_depths(graph)
-        fair = np.bincount(self._depth, weights=problem.mean_op_seconds) / devices
-        self._wave_unit = np.where(fair > 0, 1.0 / np.maximum(fair, np.finfo(float).tiny), 0.0)
-        self._device_of = np.full((batch, ops), -1, np.int64)
-        self._inputs_on = np.zeros((batch, ops, devices))  # predecessors of each op per device
-        self._second_on = np.zeros((batch, ops, devices))  # the same one level on, as shares
-        self._wave_load = np.zeros((batch, len(fair), devices))  # [s]
+        self.candidate_graph = CandidateGraph(
+            **edges,
+            latency=np.array(problem.route_latency),
+            rate=np.array(problem.route_seconds_per_unit),
+            volume=np.array(problem.cost_model.transfer_volume),
+            per_op=per_op,
+        )
+        self.state = RelationState(
+            device_of=np.full((batch, ops), -1, np.int64),
+            inputs_on=np.zeros((batch, ops, devices)),
+            second_on=np.zeros((batch, ops, devices)),
+            wave_load=np.zeros((batch, len(fair), devices)),
+        )
         self._touched = np.full((batch, ops), -1, np.int64)  # step that last placed an input
         self._arrival = np.zeros((batch, ops, devices))  # placed inputs, links uncontended [s]
-        self._latency = np.array(problem.route_latency)
-        self._rate = np.array(problem.route_seconds_per_unit)
-        self._transfer_volume = np.array(problem.cost_model.transfer_volume)
         self._steps = 0
 
     def reset(self) -> None:
         """Forgets everything placed."""
-        self._device_of.fill(-1)
-        self._inputs_on.fill(0.0)
-        self._second_on.fill(0.0)
-        self._wave_load.fill(0.0)
+        self.state.device_of.fill(-1)
+        for array in self.state[1:]:
+            array.fill(0.0)
         self._touched.fill(-1)
         self._arrival.fill(0.0)
         self._steps = 0
@@ -102,12 +140,8 @@ class PlacementRelations:
             finish: `Construction.finish` after the step. # (batch_size, num_ops) [s]
         """
         _step(
-            ops, devices, self._steps, self._graph, self._seconds, self._depth, self._device_of,
-            self._inputs_on, self._second_on, self._wave_load, self._touched,
-        )  # fmt: skip
-        _arrive(
-            ops, devices, finish, self._graph, self._latency, self._rate, self._transfer_volume,
-            self._arrival,
+            ops, devices, self._steps, finish, self.fixed, self.state, self.candidate_graph,
+            self._touched, self._arrival,
         )  # fmt: skip
         self._steps += 1
 
@@ -120,14 +154,8 @@ class PlacementRelations:
             out: gets the columns `DEVICE_FEATURES`, or the first five of them.
                 # (batch_size, num_devices, 5 or 16) float32
         """
-        if out.shape[2] == PAPER_DEVICE_FEATURES:
-            out[:] = times / self._scale
-            return
-        _device_features(
-            ops, times, 1.0 / self._scale, 1.0 / self._op_scale, self._graph, self._seconds,
-            self._volume, self._depth, self._wave_unit, self._device_of, self._inputs_on,
-            self._second_on, self._wave_load, out,
-        )  # fmt: skip
+        shares = np.empty((3, self.problem.num_devices))
+        _device_features(ops, times, self.fixed, self.state, shares, out)
 
     def candidates(
         self, mask: np.ndarray, device_free: np.ndarray
@@ -150,11 +178,50 @@ class PlacementRelations:
         width = int(counts.max())
         ids = np.full((self.batch_size, width), self.problem.num_ops, np.int64)
         features = np.zeros((self.batch_size, width, len(OP_FEATURES)), np.float32)
-        _candidates(
-            mask, device_free, 1.0 / self._op_scale, self._steps, self._graph, self._inputs_on,
+        list_candidates(
+            mask, device_free, self._steps, self.candidate_graph, self.state.inputs_on,
             self._touched, self._arrival, ids, features,
         )  # fmt: skip
         return ids, features, counts
+
+
+@inlined
+def take_in(f: RelationProblem, s: RelationState, b: int, op: int, device: int) -> None:
+    """Takes in one placed op of episode `b`."""
+    s.device_of[b, op] = device
+    s.wave_load[b, f.depth[op], device] += f.seconds[op, device]
+    for i in range(f.succ_ptr[op], f.succ_ptr[op + 1]):
+        consumer = f.succ_ops[i]
+        s.inputs_on[b, consumer, device] += 1.0
+        share = 1.0 / (f.pred_ptr[consumer + 1] - f.pred_ptr[consumer])
+        for j in range(f.succ_ptr[consumer], f.succ_ptr[consumer + 1]):
+            second = f.succ_ops[j]
+            inputs = f.pred_ptr[second + 1] - f.pred_ptr[second]
+            s.second_on[b, second, device] += share / inputs
+
+
+@compiled
+def _take_in_all(
+    ops: np.ndarray,
+    devices: np.ndarray,
+    step: int,
+    finish: np.ndarray,
+    f: RelationProblem,
+    s: RelationState,
+    g: CandidateGraph,
+    touched: np.ndarray,
+    arrival: np.ndarray,
+) -> None:
+    num_devices = len(g.latency)
+    for b in range(len(ops)):
+        op, source = ops[b], devices[b]
+        take_in(f, s, b, op, source)
+        for i in range(f.succ_ptr[op], f.succ_ptr[op + 1]):
+            consumer = f.succ_ops[i]
+            touched[b, consumer] = step
+            for d in range(num_devices):
+                seconds = g.latency[source, d] + g.volume[op] * g.rate[source, d]
+                arrival[b, consumer, d] = max(arrival[b, consumer, d], finish[b, op] + seconds)
 
 
 @entry
@@ -162,161 +229,117 @@ def _step(
     ops: np.ndarray,
     devices: np.ndarray,
     step: int,
-    graph: Graph,
-    seconds: np.ndarray,
-    depth: np.ndarray,
-    device_of: np.ndarray,
-    inputs_on: np.ndarray,
-    second_on: np.ndarray,
-    wave_load: np.ndarray,
-    touched: np.ndarray,
-) -> None:
-    succ_ptr, succ_ops, pred_ptr, _ = graph
-    for b in range(len(ops)):
-        op, device = ops[b], devices[b]
-        device_of[b, op] = device
-        wave_load[b, depth[op], device] += seconds[op, device]
-        for i in range(succ_ptr[op], succ_ptr[op + 1]):
-            consumer = succ_ops[i]
-            inputs_on[b, consumer, device] += 1.0
-            touched[b, consumer] = step
-            share = 1.0 / (pred_ptr[consumer + 1] - pred_ptr[consumer])
-            for j in range(succ_ptr[consumer], succ_ptr[consumer + 1]):
-                second = succ_ops[j]
-                second_on[b, second, device] += share / (pred_ptr[second + 1] - pred_ptr[second])
-
-
-@entry
-def _arrive(
-    ops: np.ndarray,
-    devices: np.ndarray,
     finish: np.ndarray,
-    graph: Graph,
-    latency: np.ndarray,
-    rate: np.ndarray,
-    volume: np.ndarray,
+    f: RelationProblem,
+    s: RelationState,
+    g: CandidateGraph,
+    touched: np.ndarray,
     arrival: np.ndarray,
 ) -> None:
-    succ_ptr, succ_ops, _, _ = graph
-    num_devices = len(latency)
+    _take_in_all(ops, devices, step, finish, f, s, g, touched, arrival)
+
+
+@inlined
+def _meetings(f: RelationProblem, s: RelationState, b: int, op: int, shares: np.ndarray) -> float:
+    """Fills `shares` per device: input volume, co-producers, and these two levels on.
+
+    Returns the volume of all inputs.
+    """
+    num_devices = shares.shape[1]
+    for k in range(3):
+        for d in range(num_devices):
+            shares[k, d] = 0.0
+    total_volume = 0.0
+    for i in range(f.pred_ptr[op], f.pred_ptr[op + 1]):
+        producer = f.pred_ops[i]
+        total_volume += f.volume[producer]
+        shares[0, s.device_of[b, producer]] += f.volume[producer]
+    fan_out = f.succ_ptr[op + 1] - f.succ_ptr[op]
+    for i in range(f.succ_ptr[op], f.succ_ptr[op + 1]):
+        consumer = f.succ_ops[i]
+        others = max(f.pred_ptr[consumer + 1] - f.pred_ptr[consumer] - 1, 1)
+        fan_second = f.succ_ptr[consumer + 1] - f.succ_ptr[consumer]
+        for d in range(num_devices):
+            shares[1, d] += s.inputs_on[b, consumer, d] / (others * fan_out)
+            for j in range(f.succ_ptr[consumer], f.succ_ptr[consumer + 1]):
+                shares[2, d] += s.second_on[b, f.succ_ops[j], d] / (fan_second * fan_out)
+    return total_volume
+
+
+@compiled
+def describe_devices(
+    f: RelationProblem,
+    s: RelationState,
+    b: int,
+    op: int,
+    times: np.ndarray,
+    row: int,
+    shares: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Writes the features of placing an op of episode `b` on each device.
+
+    Args:
+        f, s: the relations.
+        b: the episode.
+        op: a candidate of it.
+        times, row: row `row` holds what the construction says. # (rows, D, 5) [s]
+        shares: scratch. # (3, D)
+        out: row `row` gets the features. # (rows, D, 5 or 16) float32
+    """
+    num_devices = out.shape[1]
+    for d in range(num_devices):
+        for k in range(PAPER_DEVICE_FEATURES):
+            out[row, d, k] = times[row, d, k] * f.per_scale
+    if out.shape[2] == PAPER_DEVICE_FEATURES:
+        return
+    total_volume = _meetings(f, s, b, op, shares)
+    first_start, first_finish, load, mean_seconds = np.inf, np.inf, 0.0, 0.0
+    near, far = 0.0, 0.0
+    for d in range(num_devices):
+        start = times[row, d, 4]
+        first_start = min(first_start, start)
+        first_finish = min(first_finish, start + f.seconds[op, d])
+        load += times[row, d, 0] / num_devices
+        mean_seconds += f.seconds[op, d] / num_devices
+        near += shares[1, d]
+        far += shares[2, d]
+    wave = f.depth[op]
+    for d in range(num_devices):
+        start, seconds = times[row, d, 4], f.seconds[op, d]
+        out[row, d, 5] = seconds / mean_seconds - 1.0 if mean_seconds > 0 else 0.0
+        out[row, d, 6] = saturate((start - first_start) * f.per_op)
+        out[row, d, 7] = saturate((start + seconds - first_finish) * f.per_op)
+        out[row, d, 8] = saturate((times[row, d, 0] - load) * f.per_op)
+        out[row, d, 9] = shares[0, d] / total_volume if total_volume > 0 else 0.0
+        out[row, d, 10] = shares[1, d]
+        out[row, d, 11] = shares[1, d] / near if near > 0 else 0.0
+        out[row, d, 12] = shares[2, d]
+        out[row, d, 13] = shares[2, d] / far if far > 0 else 0.0
+        out[row, d, 14] = s.wave_load[b, wave, d] * f.wave_unit[wave]
+        out[row, d, 15] = 1.0 if times[row, d, 0] == 0.0 else 0.0
+
+
+@compiled
+def _describe_all(
+    ops: np.ndarray,
+    times: np.ndarray,
+    f: RelationProblem,
+    s: RelationState,
+    shares: np.ndarray,
+    out: np.ndarray,
+) -> None:
     for b in range(len(ops)):
-        op, source = ops[b], devices[b]
-        for i in range(succ_ptr[op], succ_ptr[op + 1]):
-            row = arrival[b, succ_ops[i]]
-            for d in range(num_devices):
-                seconds = latency[source, d] + volume[op] * rate[source, d]
-                row[d] = max(row[d], finish[b, op] + seconds)
-
-
-@entry
-def _saturate(
-    value: float,
-) -> float:
-    return value / (1.0 + abs(value))
+        describe_devices(f, s, b, ops[b], times, b, shares, out)
 
 
 @entry
 def _device_features(
     ops: np.ndarray,
     times: np.ndarray,
-    per_scale: float,
-    per_op: float,
-    graph: Graph,
-    seconds: np.ndarray,
-    volume: np.ndarray,
-    depth: np.ndarray,
-    wave_unit: np.ndarray,
-    device_of: np.ndarray,
-    inputs_on: np.ndarray,
-    second_on: np.ndarray,
-    wave_load: np.ndarray,
+    f: RelationProblem,
+    s: RelationState,
+    shares: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    succ_ptr, succ_ops, pred_ptr, pred_ops = graph
-    num_devices = times.shape[1]
-    shares = np.empty((3, num_devices))
-    for b in range(len(ops)):
-        op = ops[b]
-        shares[:] = 0.0
-        total_volume = 0.0
-        for i in range(pred_ptr[op], pred_ptr[op + 1]):
-            producer = pred_ops[i]
-            total_volume += volume[producer]
-            shares[0, device_of[b, producer]] += volume[producer]
-        fan_out = succ_ptr[op + 1] - succ_ptr[op]
-        for i in range(succ_ptr[op], succ_ptr[op + 1]):
-            consumer = succ_ops[i]
-            others = max(pred_ptr[consumer + 1] - pred_ptr[consumer] - 1, 1)
-            fan_second = succ_ptr[consumer + 1] - succ_ptr[consumer]
-            for d in range(num_devices):
-                shares[1, d] += inputs_on[b, consumer, d] / (others * fan_out)
-                for j in range(succ_ptr[consumer], succ_ptr[consumer + 1]):
-                    shares[2, d] += second_on[b, succ_ops[j], d] / (fan_second * fan_out)
-        first_start, first_finish, load, mean_seconds = np.inf, np.inf, 0.0, 0.0
-        for d in range(num_devices):
-            first_start = min(first_start, times[b, d, 4])
-            first_finish = min(first_finish, times[b, d, 4] + seconds[op, d])
-            load += times[b, d, 0] / num_devices
-            mean_seconds += seconds[op, d] / num_devices
-        near, far = shares[1].sum(), shares[2].sum()
-        for d in range(num_devices):
-            row = out[b, d]
-            for k in range(5):
-                row[k] = times[b, d, k] * per_scale
-            row[5] = seconds[op, d] / mean_seconds - 1.0 if mean_seconds > 0 else 0.0
-            row[6] = _saturate((times[b, d, 4] - first_start) * per_op)
-            row[7] = _saturate((times[b, d, 4] + seconds[op, d] - first_finish) * per_op)
-            row[8] = _saturate((times[b, d, 0] - load) * per_op)
-            row[9] = shares[0, d] / total_volume if total_volume > 0 else 0.0
-            row[10] = shares[1, d]
-            row[11] = shares[1, d] / near if near > 0 else 0.0
-            row[12] = shares[2, d]
-            row[13] = shares[2, d] / far if far > 0 else 0.0
-            row[14] = wave_load[b, depth[op], d] * wave_unit[depth[op]]
-            row[15] = 1.0 if times[b, d, 0] == 0.0 else 0.0
-
-
-@entry
-def _candidates(
-    mask: np.ndarray,
-    device_free: np.ndarray,
-    per_op: float,
-    step: int,
-    graph: Graph,
-    inputs_on: np.ndarray,
-    touched: np.ndarray,
-    arrival: np.ndarray,
-    ids: np.ndarray,
-    features: np.ndarray,
-) -> None:
-    succ_ptr, succ_ops, pred_ptr, _ = graph
-    num_devices = inputs_on.shape[2]
-    starts = np.empty(ids.shape[1])
-    for b in range(mask.shape[0]):
-        filled, first = 0, np.inf
-        for op in range(mask.shape[1]):
-            if not mask[b, op]:
-                continue
-            progress, recency = 0.0, 0.0
-            for i in range(succ_ptr[op], succ_ptr[op + 1]):
-                consumer = succ_ops[i]
-                placed = 0.0
-                for d in range(num_devices):
-                    placed += inputs_on[b, consumer, d]
-                others = max(pred_ptr[consumer + 1] - pred_ptr[consumer] - 1, 1)
-                progress = max(progress, placed / others)
-                if touched[b, consumer] >= 0:
-                    recency = max(recency, 1.0 / (step - touched[b, consumer]))
-            ids[b, filled] = op
-            features[b, filled, 0] = progress
-            features[b, filled, 1] = recency
-            if touched[b, op] >= 0:
-                features[b, filled, 2] = 1.0 / (step - touched[b, op])
-            start = np.inf
-            for d in range(num_devices):
-                start = min(start, max(arrival[b, op, d], device_free[b, d]))
-            first = min(first, start)
-            starts[filled] = start
-            filled += 1
-        for i in range(filled):
-            features[b, i, 3] = _saturate((starts[i] - first) * per_op)
+    _describe_all(ops, times, f, s, shares, out)

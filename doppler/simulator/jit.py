@@ -100,6 +100,16 @@ compiled functions can call them, which keep the arrays alive.
 inlined = _compiler(**_INNER, forceinline=True)
 """As `compiled`, for small functions inside loops."""
 
+vectorised = _compiler(**_INNER, error_model="numpy", fastmath={"contract"})
+"""As `compiled`, for loops of float arithmetic that fill arrays.
+
+Divisions by zero give infinity rather than a check that keeps the loop scalar, and products and
+sums may be fused. A loop is vectorised where it stores to one array and reads at most eight.
+"""
+
+reducing = _compiler(**_INNER, error_model="numpy", fastmath={"contract", "reassoc", "nnan", "nsz"})
+"""As `vectorised`, for loops that add up or find the greatest: in any order, and without NaN."""
+
 
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Generates the processor's instruction."""

@@ -1,8 +1,9 @@
 """The gradient pass: log-likelihoods of recorded episodes, recomputed in batches of steps.
 
-Steps are handled in chunks, last chunk first, and each chunk's graph is freed before the next, so
-memory does not grow with the number of ops. What one chunk's running sums owe to earlier steps is
-handed back as a gradient, so the result is exact.
+Episodes that kernels ran are replayed by kernels, step by step. Of others, steps are handled in
+chunks, last chunk first, and each chunk's graph is freed before the next, so memory does not grow
+with the number of ops. What one chunk's running sums owe to earlier steps is handed back as a
+gradient, so the result is exact.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from doppler.construction.replay import Played, Weights
 from doppler.policies.base import Policy
-from doppler.policies.dual_policy import NEVER, PolicyTables, sel_logits
+from doppler.policies.dual_policy import NEVER, PlcHead, PolicyTables, sel_logits
 from doppler.policies.features import ProblemFeatures
+from doppler.training.kernels import Replay, kernel_head, replay_episodes
 from doppler.training.rollout import RolloutBatch
 
 STEPS_PER_CHUNK = 32
@@ -78,10 +81,13 @@ def accumulate_gradient(
         features: of the problem that `batch` was rolled out on.
         batch: recorded episodes.
         weights: see `LossWeights`.
-        steps_per_chunk: steps whose graph is in memory at a time.
+        steps_per_chunk: steps whose graph is in memory at a time, unless kernels replay the batch.
         tables: `policy.encode(features)` with its graph, if already at hand; used up here.
     """
     tables = tables or policy.encode(features)
+    plc = kernel_head(policy)
+    if batch.trace is not None and plc is not None:
+        return _accumulate_by_replay(plc, tables, batch, weights)
     leaves = PolicyTables(*(table.detach().requires_grad_() for table in tables))
     num_ops = batch.ops.shape[1]
     steps_per_chunk = min(steps_per_chunk, getattr(batch, "steps_per_chunk", steps_per_chunk))
@@ -118,6 +124,57 @@ def accumulate_gradient(
     return LossReport(loss, sel_entropy, plc_entropy, likelihoods[0], likelihoods[1])
 
 
+def _accumulate_by_replay(
+    head: PlcHead, tables: PolicyTables, batch: RolloutBatch, weights: LossWeights
+) -> LossReport:
+    """`accumulate_gradient` in kernels, from the heads back to the tables."""
+    episodes, decisions = len(batch.ops), batch.ops.size
+    counted = np.zeros(episodes)
+    counted[: weights.entropy_rows] = 1.0
+    counted /= max(counted.sum() * batch.ops.shape[1], 1)
+    replay = _replay(
+        head,
+        tables,
+        batch,
+        Weights(
+            advantage=np.asarray(weights.episodes, np.float64) / decisions,
+            sel_entropy=weights.sel_entropy * counted,
+            plc_entropy=weights.plc_entropy * counted,
+            differentiate=True,
+        ),
+    )
+    for name, slope in replay.weights.items():
+        parameter = head.get_parameter(name)
+        if not parameter.requires_grad:
+            continue
+        parameter.grad = slope.clone() if parameter.grad is None else parameter.grad + slope
+    wanted = [(table, slope) for table, slope in zip(tables, replay.tables) if table.requires_grad]
+    torch.autograd.backward([table for table, _ in wanted], [slope for _, slope in wanted])
+    sel, plc = replay.sel.log_likelihood, replay.plc.log_likelihood
+    sel_entropy = float(counted @ replay.sel.entropy.sum(axis=1, dtype=np.float64))
+    plc_entropy = float(counted @ replay.plc.entropy.sum(axis=1, dtype=np.float64))
+    likelihoods = (sel + plc).sum(axis=1, dtype=np.float64)
+    loss = -float(weights.episodes @ likelihoods) / decisions
+    loss -= weights.sel_entropy * sel_entropy + weights.plc_entropy * plc_entropy
+    return LossReport(loss, sel_entropy, plc_entropy, sel, plc)
+
+
+def _replay(plc: PlcHead, tables: PolicyTables, batch: RolloutBatch, weights: Weights) -> Replay:
+    assert batch.trace is not None
+    played = Played(
+        ops=batch.ops,
+        devices=batch.devices,
+        device_of=batch.placements,
+        finish=batch.trace.finish,
+        device_free=batch.trace.device_free,
+        device_features=batch.device_features,
+        device_masks=batch.device_masks,
+        exploration=float(batch.exploration),
+        temperature=float(batch.temperature),
+    )
+    return replay_episodes(plc, tables, batch.trace.graph, played, weights)
+
+
 @torch.no_grad()
 def log_likelihoods(
     policy: Policy,
@@ -131,6 +188,11 @@ def log_likelihoods(
         Log-likelihoods under the mixture of SEL's and of PLC's choices. # (batch, num_ops) each
     """
     tables = policy.encode(features)
+    plc = kernel_head(policy)
+    if batch.trace is not None and plc is not None:
+        none = np.zeros(len(batch.ops))
+        replay = _replay(plc, tables, batch, Weights(none, none, none, differentiate=False))
+        return replay.sel.log_likelihood, replay.plc.log_likelihood
     num_ops = batch.ops.shape[1]
     steps_per_chunk = min(steps_per_chunk, getattr(batch, "steps_per_chunk", steps_per_chunk))
     firsts = range(0, num_ops, steps_per_chunk)

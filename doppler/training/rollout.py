@@ -1,7 +1,7 @@
 """Roll-outs: many episodes of one problem step together, without gradients.
 
 SEL and PLC are sampled from the mixture (1 - epsilon) * policy + epsilon * uniform over what is
-legal. What the gradient pass needs (candidates and features as the policy saw them) is recorded.
+legal. What the gradient pass needs (what the policies saw, or how to find it again) is recorded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from doppler.construction import Construction
+from doppler.construction.episodes import COMPLETE, NO_CANDIDATE, Choices
 from doppler.construction.relations import PlacementRelations
 from doppler.construction.sampling import choose
 from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.policies.base import Policy
-from doppler.policies.dual_policy import PolicyTables, sel_logits
+from doppler.policies.dual_policy import PlcHead, PolicyTables, sel_logits
 from doppler.problem import PlacementProblem
+from doppler.training.kernels import Trace, kernel_head, run_whole_episodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +55,19 @@ class RolloutBatch(Episodes):
     Args:
         sel_log_likelihood: of each step's op, under the mixture. # (batch, num_ops)
         plc_log_likelihood: of each step's device, under the mixture. # (batch, num_ops)
-        slots: where in `candidates` each step's op stands. # (batch, num_ops)
+        slots: where in `candidates` each step's op stands; empty with them. # (batch, num_ops)
         candidates: per step, the candidates' ids padded with num_ops; as wide as that step's
-            most candidates; empty if not recorded. # num_ops arrays (batch, width) int64
+            most candidates; empty where `trace` stands for them, or nothing is recorded.
+            # num_ops arrays (batch, width) int64
         state_features: per step, SEL's features of them. # num_ops arrays (batch, width, 4) float32
-        device_features: PLC's features. # (num_ops, batch, num_devices, features) float32
+        device_features: PLC's features; empty if not recorded.
+            # (num_ops, batch, num_devices, features) float32
         device_masks: devices that pins and groups allowed, or (0, batch, num_devices) where there
             are none. # (num_ops, batch, num_devices) bool
         exploration: epsilon of the mixture.
         temperature: that logits were divided by.
+        trace: what the candidates follow from, in place of their lists, which would take more
+            memory than all the rest.
     """
 
     sel_log_likelihood: np.ndarray
@@ -73,6 +79,7 @@ class RolloutBatch(Episodes):
     device_masks: np.ndarray
     exploration: float
     temperature: float
+    trace: Trace | None
 
     @property
     def log_likelihood(self) -> np.ndarray:
@@ -82,6 +89,9 @@ class RolloutBatch(Episodes):
 
 class EpisodeRunner:
     """Rolls out one policy on one problem; keeps the batch's arrays between calls.
+
+    Whole episodes run in a kernel, on all available cores. A subclass that overrides `_select` or
+    `_place`, or a policy with heads of its own, is stepped op by op instead.
 
     Args:
         policy: read at every `run`, so it may be trained in between.
@@ -119,6 +129,10 @@ class EpisodeRunner:
         self._relations = PlacementRelations(problem, batch_size, self.features.scale)
         self._rows = np.arange(batch_size)
         self._every_device = np.full(batch_size, problem.num_devices)
+        own = type(self)._select is EpisodeRunner._select and type(self)._place is (
+            EpisodeRunner._place
+        )
+        self._head = kernel_head(policy) if own else None
 
     @torch.no_grad()
     def run(
@@ -161,6 +175,10 @@ class EpisodeRunner:
         self._relations.reset()
         encoded = tables or self.policy.encode(self.features)
         tables = PolicyTables(*(table.detach() for table in encoded))
+        if self._head is not None:
+            return self._run_whole(
+                self._head, tables, rng, (exploration, temperature, greedy), forced, record
+            )
         taken = _Record(self.problem, self.batch_size, self.policy.num_device_features, record)
         pool = _DevicePool(tables, self.batch_size, self.problem.num_devices)
         draws = rng.random((self.problem.num_ops, 2, self.batch_size), dtype=np.float32)
@@ -172,6 +190,66 @@ class EpisodeRunner:
             self._select(step, tables, draws[step, 0], shown[0], options, taken)
             self._place(step, tables, pool, draws[step, 1], shown[1], options, taken)
         return taken.batch(exploration, temperature)
+
+    def _run_whole(
+        self,
+        plc: PlcHead,
+        tables: PolicyTables,
+        rng: np.random.Generator,
+        options: tuple[float, float, bool],
+        forced: Episodes | None,
+        record: bool,
+    ) -> RolloutBatch:
+        """All steps of all episodes in one kernel."""
+        num_ops, construction = self.problem.num_ops, self._construction
+        exploration, temperature, greedy = options
+        none = np.zeros((0, num_ops), np.int64)
+        choices = Choices(
+            float(exploration),
+            float(temperature),
+            bool(greedy),
+            draws=rng.random((num_ops, 2, self.batch_size), dtype=np.float32),
+            forced_ops=none if forced is None else np.ascontiguousarray(forced.ops, np.int64),
+            forced_devices=(
+                none if forced is None else np.ascontiguousarray(forced.devices, np.int64)
+            ),
+        )
+        done = run_whole_episodes(construction, self._relations, plc, tables, choices, record)
+        self._check_ended(done.ended, done.devices, choices)
+        return RolloutBatch(
+            ops=done.ops,
+            devices=done.devices,
+            sel_log_likelihood=done.sel,
+            plc_log_likelihood=done.plc,
+            slots=none,
+            candidates=[],
+            state_features=[],
+            device_features=done.device_features,
+            device_masks=done.device_masks,
+            exploration=exploration,
+            temperature=temperature,
+            trace=Trace(
+                construction.finish.copy(), done.device_free, self._relations.candidate_graph
+            )
+            if record
+            else None,
+        )
+
+    def _check_ended(self, ended: np.ndarray, devices: np.ndarray, choices: Choices) -> None:
+        """Raises for the first step at which a forced episode could not go on."""
+        stopped = np.flatnonzero(ended != COMPLETE)
+        if not stopped.size:
+            return
+        steps = self._construction.placed_counts[stopped]
+        episode, step = int(stopped[steps.argmin()]), int(steps.min())
+        row = episode - (self.batch_size - len(choices.forced_ops))
+        op = int(choices.forced_ops[row, step])
+        if ended[episode] == NO_CANDIDATE:
+            raise _no_candidate(row, step, op)
+        why = self._construction.why_illegal(episode, op, int(devices[episode, step]))
+        raise InvalidPlacementError(
+            f"problem {self.problem.name!r}, forced episode {row}, step {step}: {why}"
+        )
 
     def _select(
         self,
@@ -271,6 +349,7 @@ class _Record:
             device_masks=np.stack(self._masks) if self._masks else self._no_masks,
             exploration=exploration,
             temperature=temperature,
+            trace=None,
         )
 
 
@@ -297,11 +376,15 @@ def _slots_of(ops: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
     found = ids[len(ids) - len(ops) :] == ops[:, None]
     missing = np.flatnonzero(~found.any(axis=1))
     if missing.size:
-        raise InvalidPlacementError(
-            f"forced episode {missing[0]}, step {step}: op {ops[missing[0]]} is no candidate; an "
-            "order must place every op after its predecessors"
-        )
+        raise _no_candidate(int(missing[0]), step, int(ops[missing[0]]))
     return found.argmax(axis=1)
+
+
+def _no_candidate(row: int, step: int, op: int) -> InvalidPlacementError:
+    return InvalidPlacementError(
+        f"forced episode {row}, step {step}: op {op} is no candidate; an order must place every op "
+        "after its predecessors"
+    )
 
 
 def rollout(

@@ -136,7 +136,12 @@ def test_full_exploration_is_uniform() -> None:
     runner = make_runner()
     batch = runner.run(np.random.default_rng(0), exploration=1.0)
     assert batch.plc_log_likelihood == pytest.approx(-np.log(3), abs=1e-6)
-    counts = np.stack([(ids < 40).sum(axis=1) for ids in batch.candidates], axis=1)
+    graph, counts = runner.problem.graph, np.empty((6, 40))
+    for ops, row in zip(batch.ops.tolist(), counts):
+        for step in range(40):
+            placed = set(ops[:step])
+            waiting = set(range(40)) - placed
+            row[step] = sum(placed.issuperset(graph.predecessors(op)) for op in waiting)
     assert batch.sel_log_likelihood == pytest.approx(-np.log(counts), abs=1e-6)
     # What the uniform distribution chose teaches nothing.
     norms = gradient(runner, batch, LossWeights(np.ones(6)), 40)
