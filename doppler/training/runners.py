@@ -24,8 +24,8 @@ from doppler.schedulers.exact.symmetry import identical_devices, numbered_by_fir
 from doppler.training.likelihood import StepLikelihoods, _choice, _pooled_means
 from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, _slots_of
 
-PAIRS_PER_CHUNK = 65536
-"""Pairs whose part of the gradient's graph is in memory at a time: 16 MB at each of its layers."""
+PAIRS_PER_CHUNK = 16384
+"""Pairs whose part of the gradient's graph is in memory at a time: 4 MB at each of its layers."""
 
 _ALL = np.zeros((0, 0), bool)
 
@@ -98,7 +98,9 @@ class WalkAtOnceRunner(WalkRunner):
 
     def _rebuilt(self, forced: Episodes) -> Episodes:
         named = [
-            numbered_by_first_use(devices, self._order, self._identical)
+            numbered_by_first_use(
+                self.problem.check_placement(devices), self._order, self._identical
+            )
             for devices in forced.placements
         ]
         return super()._rebuilt(Episodes.from_placements(np.stack(named), forced.ops))
@@ -119,7 +121,7 @@ class WalkAtOnceRunner(WalkRunner):
             taken.see_devices(legal)
         logits = tables.plc_ops.numpy()[ops]
         choose(logits, self._every_device, legal, draws, shown, *options, devices, taken.plc[step])
-        if self.problem.constrained or len(shown):  # refuses forced devices; groups need it
+        if self.problem.constrained:  # an op of a group says where the others go
             self._construction.step(ops, devices)
 
 
@@ -215,7 +217,7 @@ class PairRunner(EpisodeRunner):
         if self.problem.constrained:
             legal = self._legal(ids)
             self._masks.append(legal)
-        wanted = self._shown_slots * num_devices + shown
+        wanted = self._shown_slots * num_devices + np.minimum(shown, num_devices - 1)
         slots, ops, devices = taken.slots[step], taken.ops[step], taken.devices[step]
         choose(
             logits.flatten(1).numpy(), counts * num_devices, legal, draws, wanted, *options, slots,
@@ -223,6 +225,7 @@ class PairRunner(EpisodeRunner):
         )  # fmt: skip
         ops[:] = ids[self._rows, slots // num_devices]
         devices[:] = slots % num_devices
+        devices[len(devices) - len(shown) :] = shown  # one that does not exist is refused below
         taken.plc[step] = 0.0
         taken.see(ids, pairs)
         self._construction.step(ops, devices)
