@@ -71,16 +71,19 @@ def scheduled(name: str, options: dict[str, Any], case: Case, seed: int) -> Plac
 
 
 def restarted(seconds: float, case: Case, seed: int) -> Placement:
-    """Randomised critical path over and over."""
+    """Randomised critical path over and over; `curve` of its info as of a search."""
     began, rng = perf_counter(), np.random.default_rng(seed)
     scheduler: Scheduler = make_scheduler("critical_path", restarts=_RESTARTS_AT_A_TIME)
     best = scheduler.schedule(case.problem, case.simulator, rng)
     evaluations = best.info["evaluations"]
+    curve = [[perf_counter() - began, evaluations, best.info["simulated_makespan"]]]
     while perf_counter() - began < seconds:
         found = scheduler.schedule(case.problem, case.simulator, rng)
         evaluations += found.info["evaluations"]
-        best = min(best, found, key=lambda placement: placement.info["simulated_makespan"])
-    spent = {"seconds": perf_counter() - began, "evaluations": evaluations}
+        if found.info["simulated_makespan"] < best.info["simulated_makespan"]:
+            best = found
+            curve.append([perf_counter() - began, evaluations, best.info["simulated_makespan"]])
+    spent = {"seconds": perf_counter() - began, "evaluations": evaluations, "curve": curve}
     return replace(best, info={**best.info, **spent})
 
 

@@ -8,7 +8,7 @@ python scripts/train.py resume=runs/train/2026-11-30_12-00-00
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from rich.console import Console
 from doppler import Placement, save_problem
 from doppler.errors import ConfigurationError
 from doppler.training import (
+    Callback,
     Checkpoints,
     Stage,
     Trainer,
@@ -184,25 +185,34 @@ def logged(this: Run, folder: RunFolder, resuming: bool) -> Iterator[None]:
             print(f"go on with: python scripts/train.py resume={folder.path}", file=sys.stderr)
 
 
-def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
-    """Runs the stages, or those that a resumed run has left."""
-    config, setup = this.config, this.setup
-    trainer = Trainer(
+def make_trainer(
+    this: Run, callbacks: Sequence[Callback], checkpoints: Checkpoints | None = None
+) -> Trainer:
+    """The trainer of a run; without checkpoints it keeps nothing on disk."""
+    setup = this.setup
+    return Trainer(
         setup.problem,
         this.policy,
         this.stages,
         simulated=setup.training_objective(),
         measured=None if this.executor is None else measured_objective(this.executor),
         network=setup.settings.network,
-        seed=config.seed,
-        callbacks=[
-            this.logger,
-            TrainingProgress(this.progress),
-            BestPlacements(folder, setup.problem, this.simulator),
-        ],
-        checkpoints=Checkpoints(folder.path, config.checkpoint_every),
-        budget_s=config.budget_s,
+        seed=this.config.seed,
+        callbacks=callbacks,
+        checkpoints=checkpoints,
+        budget_s=this.config.budget_s,
     )
+
+
+def train(this: Run, folder: RunFolder, resuming: bool) -> TrainingResult:
+    """Runs the stages, or those that a resumed run has left."""
+    config = this.config
+    callbacks = [
+        this.logger,
+        TrainingProgress(this.progress),
+        BestPlacements(folder, this.setup.problem, this.simulator),
+    ]
+    trainer = make_trainer(this, callbacks, Checkpoints(folder.path, config.checkpoint_every))
     result = trainer.fit(resume=resuming)
     if not result.completed:
         this.console.print(f"stopped by budget_s={config.budget_s}", highlight=False)

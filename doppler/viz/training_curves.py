@@ -18,7 +18,7 @@ COLOURS = (
     "#7a5230", "#d178b4", "#8f9a2a", "#2aa3ad", "#e0a52a",
 )  # fmt: skip
 """Of learners, in order of appearance."""
-COMPARED = (("0.0", "--"), ("0.45", ":"), ("0.45", "-."), ("0.0", ":"))
+COMPARED = (("0.45", "--"), ("0.0", ":"), ("0.45", "-."), ("0.0", "--"))
 """Grey level and dashes of what is no learner."""
 
 SECONDS, EPISODES, BEST, MEAN = range(4)
@@ -92,7 +92,7 @@ def plot_training_curves(panels: Sequence[CurvePanel], path: str | Path, title: 
     if any(np.isfinite(run[:, MEAN]).any() for p in panels for c in p.curves for run in c.runs):
         rows = [(panel, column) for panel in panels for column in (BEST, MEAN)]
     figure = new_figure(10.5, 3.3 * len(rows) + 1.0)
-    axes = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
+    axes = figure.subplots(len(rows), 2, squeeze=False, sharex="col", sharey="row")
     for pair, (panel, column) in zip(axes, rows, strict=True):
         for ax, (axis, _) in zip(pair, _AXES, strict=True):
             for curve in panel.curves:
@@ -148,6 +148,7 @@ def _draw(
         return
     low, median, high = np.percentile(values / reference, [25, 50, 75], axis=0)
     ax.plot(x, median, label=curve.label, **style)
+    ax.plot(x[-1:], median[-1:], marker="o", markersize=4, **style)
     if len(curve.runs) > 1:
         ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
@@ -197,7 +198,7 @@ def _finish(ax: Any, name: str) -> None:
     for side in (ax.xaxis, ax.yaxis):
         side.set_minor_formatter(NullFormatter())
     ax.set_xlabel(name, fontsize=9)
-    ax.tick_params(labelsize=8)
+    ax.tick_params(labelsize=8, labelbottom=True, labelleft=True)
     ax.grid(alpha=0.25, which="major")
     ax.spines[["top", "right"]].set_visible(False)
 

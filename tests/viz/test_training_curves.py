@@ -68,7 +68,8 @@ def test_searches_alone_have_one_row(tmp_path: Path, drawn: list) -> None:
     one = CurvePanel("g", 10.0, [TrainingCurve("annealing", [SEARCH], True)])
     plot_training_curves([one], tmp_path / "c.svg")
     assert len(drawn[0].axes) == 2
-    (line, _) = drawn[0].axes[0].get_lines()
+    (line, end, _) = drawn[0].axes[0].get_lines()
+    assert end.get_xydata().tolist() == [[6.0, 1.0]]
     assert line.get_xdata()[0] > 0  # 0 s has no place on a logarithmic axis
     assert line.get_ydata()[-1] == 1.0
 
