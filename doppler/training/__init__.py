@@ -2,6 +2,7 @@
 
 from doppler.training.callbacks import METRICS, Callback, CsvMetrics
 from doppler.training.checkpoint import load_policy_from_checkpoint
+from doppler.training.decoding import best_of_samples
 from doppler.training.imitation import CriticalPathTeacher, Imitation, PlacementTeacher
 from doppler.training.objectives import (
     Objective,
@@ -35,6 +36,7 @@ __all__ = [
     "Stage",
     "Trainer",
     "TrainingResult",
+    "best_of_samples",
     "load_policy_from_checkpoint",
     "make_runner",
     "measured_objective",

@@ -11,6 +11,21 @@ import torch
 from doppler.training.rollout import Episodes
 
 
+@dataclass(frozen=True, eq=False)
+class Elite:
+    """A placement and the order that built it.
+
+    Args:
+        makespan: [s]
+        placement: device of each op. # (num_ops,)
+        order: # (num_ops,)
+    """
+
+    makespan: float
+    placement: np.ndarray
+    order: np.ndarray
+
+
 @dataclass(eq=False)
 class EliteArchive:
     """Up to `capacity` different placements, best first; equal makespans keep the older one.
@@ -23,12 +38,14 @@ class EliteArchive:
         makespans: ascending. # [s]
         placements: device of each op. # (num_ops,) each
         orders: # (num_ops,) each
+        target: the placement that is imitated where only one is, see `follow`.
     """
 
     capacity: int
     makespans: list[float] = field(default_factory=list)
     placements: list[np.ndarray] = field(default_factory=list)
     orders: list[np.ndarray] = field(default_factory=list)
+    target: Elite | None = None
 
     def __len__(self) -> int:
         return len(self.makespans)
@@ -49,6 +66,21 @@ class EliteArchive:
             del self.makespans[self.capacity :]
             del self.placements[self.capacity :]
             del self.orders[self.capacity :]
+
+    def follow(self, margin: float) -> Elite | None:
+        """The target; it gives way to the best placement once that is better by a margin.
+
+        A slightly better placement is often another one altogether, and a policy that is shown
+        another one every time learns none.
+
+        Args:
+            margin: least relative gain.
+        """
+        if len(self) and (
+            self.target is None or self.makespans[0] < (1.0 - margin) * self.target.makespan
+        ):
+            self.target = Elite(self.makespans[0], self.placements[0], self.orders[0])
+        return self.target
 
     def sample(
         self, count: int, rng: np.random.Generator, best: int | None = None
@@ -75,13 +107,24 @@ class EliteArchive:
             "makespans": list(self.makespans),
             "placements": [torch.from_numpy(row) for row in self.placements],
             "orders": [torch.from_numpy(row) for row in self.orders],
+            "target": None
+            if self.target is None
+            else {
+                "makespan": self.target.makespan,
+                "devices": torch.from_numpy(self.target.placement),
+                "order": torch.from_numpy(self.target.order),
+            },
         }
 
     @classmethod
     def from_state_dict(cls, values: dict[str, Any]) -> EliteArchive:
+        target = values.get("target")  # runs of earlier versions have none
         return cls(
             values["capacity"],
             list(values["makespans"]),
             [row.numpy() for row in values["placements"]],
             [row.numpy() for row in values["orders"]],
+            None
+            if target is None
+            else Elite(target["makespan"], target["devices"].numpy(), target["order"].numpy()),
         )

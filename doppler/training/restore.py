@@ -107,6 +107,13 @@ def _check_archive(values: dict[str, Any], problem: PlacementProblem, where: str
             raise CheckpointError(f"{where}.{label}: not a list of {len(makespans)} rows")
         for number, row in enumerate(rows):
             _check_row({row_label: row}, row_label, problem, f"{where}.{label}[{number}]")
+    if values.get("target") is not None:  # runs of earlier versions have none
+        target = read_table(values, "target", where)
+        for label in ("devices", "order"):
+            _check_row(target, label, problem, f"{where}.target")
+        checks.number(
+            target.get("makespan"), f"{where}.target.makespan", CheckpointError, above=False
+        )
 
 
 def _check_rows(ledger: dict[str, Any], problem: PlacementProblem, where: str) -> None:

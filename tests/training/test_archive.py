@@ -10,10 +10,13 @@ from doppler.training.archive import EliteArchive
 def filled(capacity: int, *batches: list[float]) -> EliteArchive:
     archive = EliteArchive(capacity)
     for batch in batches:
-        count = len(batch)
-        placements = np.array([[int(m), 0, 1] for m in np.nan_to_num(batch, posinf=99)])
-        archive.add(np.array(batch), placements, np.tile([2, 0, 1], (count, 1)))
+        add(archive, *batch)
     return archive
+
+
+def add(archive: EliteArchive, *batch: float) -> None:
+    placements = np.array([[int(m), 0, 1] for m in np.nan_to_num(batch, posinf=99)])
+    archive.add(np.array(batch), placements, np.tile([2, 0, 1], (len(batch), 1)))
 
 
 def test_best_first_and_no_more_than_fit() -> None:
@@ -38,6 +41,22 @@ def test_samples_follow_the_stored_orders() -> None:
     assert best is not None
     assert set(best.placements[:, 0].tolist()) == {3}
     assert EliteArchive(2).sample(3, np.random.default_rng(0)) is None
+
+
+def test_the_target_gives_way_to_what_is_better_by_a_margin() -> None:
+    archive = EliteArchive(2)
+    assert archive.follow(0.1) is None
+    targets = []
+    for makespan in (10.0, 9.5, 8.9, 8.8):
+        add(archive, makespan)
+        target = archive.follow(0.1)
+        assert target is not None and target.placement[0] == int(target.makespan)
+        targets.append(target.makespan)
+    assert targets == [10.0, 10.0, 8.9, 8.9]
+    again = EliteArchive.from_state_dict(archive.state_dict()).target
+    assert again is not None and again.makespan == 8.9
+    assert again.placement.tolist() == [8, 0, 1] and again.order.tolist() == [2, 0, 1]
+    assert archive.follow(0.0).makespan == 8.8  # type: ignore[union-attr]
 
 
 def test_rows_are_copies() -> None:

@@ -114,7 +114,10 @@ def without_memory(problem: PlacementProblem) -> PlacementProblem:
 def test_a_result_says_why_it_has_no_placement() -> None:
     task = without_memory(layered_dag(8, 2, seed=1))
     objective = simulated_objective(Simulator(task))
-    stages = [Imitation(episodes=4, batch_size=4, trials=4), SimRL(episodes=8, batch_size=4)]
+    stages = [
+        Imitation(episodes=4, batch_size=4, trials=4),
+        SimRL(episodes=8, batch_size=4, polish_every=0),
+    ]
     result = Trainer(task, DualPolicy(SMALL), stages, simulated=objective).fit()
     assert result.completed
     assert result.simulated is None

@@ -150,6 +150,14 @@ MOMENT = ("optimiser", "state", 0, "exp_avg")
             set_to("state", "archive", "orders", 0, value=torch.zeros(12, dtype=torch.int64)),
             r"archive\.orders\[0\]: .*appears 12 times",
         ),
+        (
+            set_to("state", "archive", "target", "devices", value=torch.full((12,), 9)),
+            r"archive\.target: .*device 9",
+        ),
+        (
+            set_to("state", "archive", "target", "makespan", value=-1.0),
+            r"archive\.target\.makespan: -1",
+        ),
     ],
 )
 def test_an_edited_checkpoint_is_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from doppler.training.stage import ReinforceStage, Stage
 from doppler.workloads.random_dags import layered_dag
 
 SMALL = PolicyConfig(hidden_width=16, message_rounds=2, head_width=16)
+PLAIN: dict[str, Any] = {"elite_batch": 0, "polish_every": 0}
 
 
 class Recorder(Callback):
@@ -48,9 +51,16 @@ def policy_makespans(
     "options",
     [
         {},
-        {"elite_batch": 0},
-        {"elite_batch": 0, "baseline": "batch_mean"},
-        {"elite_batch": 0, "baseline": "running_mean"},
+        {
+            "polish_every": 0,
+            "elite_batch": 4,
+            "elite_pool": 8,
+            "elite_weight": 1.0,
+            "elite_steps": 0,
+        },
+        PLAIN,
+        {**PLAIN, "baseline": "batch_mean"},
+        {**PLAIN, "baseline": "running_mean"},
     ],
 )
 def test_sim_rl_solves_six_ops_from_scratch(
@@ -82,7 +92,7 @@ def test_the_papers_network_learns_too(
     six_ops: PlacementProblem, six_ops_simulator: Simulator, six_ops_optimum: float
 ) -> None:
     policy = DualPolicy(PAPER_POLICY, seed=0)
-    stage = SimRL(episodes=1920, learning_rate=5e-3, elite_batch=0)
+    stage = SimRL(episodes=1920, learning_rate=5e-3, **PLAIN)
     objective = simulated_objective(six_ops_simulator)
     Trainer(six_ops, policy, [stage], simulated=objective, network="contention_free").fit()
     after = policy_makespans(policy, six_ops, six_ops_simulator, 64)
@@ -154,6 +164,7 @@ def test_decays_act_on_the_optimiser_and_on_the_sampling(
         final_learning_rate=2e-3,
         exploration=0.4,
         final_exploration=0.2,
+        **PLAIN,
     )
     Trainer(
         six_ops,
@@ -188,7 +199,7 @@ def test_entropy_weight_keeps_choices_open(
     last = []
     for weight in (0.0, 3.0):
         recorder = Recorder()
-        stage = SimRL(episodes=960, learning_rate=1e-2, plc_entropy=weight, elite_batch=0)
+        stage = SimRL(episodes=960, learning_rate=1e-2, plc_entropy=weight, **PLAIN)
         Trainer(
             six_ops,
             DualPolicy(SMALL),
@@ -238,6 +249,12 @@ def test_baselines_by_hand(six_ops: PlacementProblem, six_ops_simulator: Simulat
         (lambda: SimRL(plc_entropy=-1.0), "plc_entropy"),
         (lambda: SimRL(baseline="median"), "baseline"),
         (lambda: SimRL(elite_batch=-1), "elite_batch"),
+        (lambda: SimRL(elite_pool=0), "elite_pool"),
+        (lambda: SimRL(elite_margin=-0.1), "elite_margin"),
+        (lambda: SimRL(elite_steps=-1), "elite_steps"),
+        (lambda: SimRL(polish_every=-1), "polish_every"),
+        (lambda: SimRL(polish_evaluations=1), "polish_evaluations"),
+        (lambda: SimRL(polish_share=1.5), "polish_share"),
         (lambda: Imitation(trials=-1), "trials"),
         (lambda: Imitation(budget_s=0.0), "budget_s"),
     ],

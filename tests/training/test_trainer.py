@@ -65,7 +65,13 @@ def make_trainer(
         DualPolicy(config, seed=0),
         [
             Imitation(episodes=4 * UPDATES[0], batch_size=4, trials=4),
-            SimRL(episodes=sim_episodes, batch_size=4, elite_batch=2, baseline="running_mean"),
+            SimRL(
+                episodes=sim_episodes,
+                batch_size=4,
+                elite_batch=2,
+                baseline="running_mean",
+                polish_every=0,  # a search cannot ask an objective that a test wraps
+            ),
             RealRL(
                 episodes=2 * UPDATES[2],
                 batch_size=2,
