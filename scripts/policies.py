@@ -11,7 +11,7 @@ from doppler import Placement, PlacementProblem
 from doppler.simulator import Simulator
 
 POLICY = "doppler"
-"""What placements of a trained policy are called."""
+"""What files of a trained policy's placements are called; inside they say its kind."""
 _BATCH = 16
 
 
@@ -67,7 +67,7 @@ def place_with_policy(
     if not np.isfinite(makespan):
         simulator.run(best)  # raises CapacityError with the details
     info = {
-        "scheduler": POLICY,
+        "scheduler": policy.kind,
         "simulated_makespan": makespan,
         "seconds": perf_counter() - began,
         "evaluations": evaluations,

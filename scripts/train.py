@@ -52,11 +52,12 @@ from scripts.training_progress import (
     POLICY_LABELS,
     BestPlacements,
     TrainingProgress,
+    policy_label,
 )
 
 if TYPE_CHECKING:
     from doppler.executor import CpuExecutor
-    from doppler.policies import DualPolicy
+    from doppler.policies import Policy
     from doppler.simulator import Simulator
 
 
@@ -67,7 +68,7 @@ class Run:
     config: DictConfig
     setup: Setup
     simulator: Simulator
-    policy: DualPolicy
+    policy: Policy
     stages: list[Stage]
     heuristics: list[Row]
     logger: NoLogger
@@ -114,7 +115,7 @@ def build(config: DictConfig, progress: ProgressDisplay) -> Run:
         config.logger.group = Path(HydraConfig.get().sweep.dir).name  # a sweep's runs stay together
     logger: NoLogger = instantiate(config.logger)
     stages: list[Stage] = [instantiate(config[name]) for name in config.stages]
-    policy: DualPolicy = instantiate(config.policy)
+    policy: Policy = instantiate(config.policy)
     schedulers = report.build_schedulers(config)
     setup = build_setup(config, progress)
     setup.training_objective()  # refuses impossible noise and objectives now, not after hours
@@ -223,7 +224,7 @@ def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.Equal
     """Evaluates the policy beside the schedulers, and against as many critical-path runs."""
     config = this.config
     table = evaluate(
-        this.heuristics + policy_rows(list(config.stages), result),
+        this.heuristics + policy_rows(list(config.stages), result, this.policy),
         this.simulator,
         this.executor,
         repeats=config.executor.repeats,
@@ -241,11 +242,11 @@ def judge(this: Run, result: TrainingResult) -> tuple[ResultsTable, report.Equal
     return table, comparison
 
 
-def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
+def policy_rows(stages: list[str], result: TrainingResult, policy: Policy) -> list[Row]:
     """A row per stage that the table names, with the reason where the stage was not run."""
     rows = []
     if stages == ["imitation"]:
-        rows.append(Row(POLICY_LABELS["imitation"], result.simulated))
+        rows.append(Row(policy_label("imitation", policy), result.simulated))
     placements = {
         "sim_rl": result.simulated if "sim_rl" in stages else None,
         "real_rl": result.measured,
@@ -259,15 +260,15 @@ def policy_rows(stages: list[str], result: TrainingResult) -> list[Row]:
             )
         elif stage == "real_rl" and same_placement(placement, result.simulated):
             reason = (
-                "nothing measured faster, so this is DOPPLER-SIM's placement; the two rows differ "
-                "by noise alone"
+                f"nothing measured faster, so this is {policy_label('sim_rl', policy)}'s "
+                "placement; the two rows differ by noise alone"
             )
-        rows.append(Row(POLICY_LABELS[stage], placement, reason))
+        rows.append(Row(policy_label(stage, policy), placement, reason))
     for stage in COMPARATORS:
         if stage in stages:
             found = result.simulated
             reason = None if found else result.reason or "no placement was found"
-            rows.append(Row(POLICY_LABELS[stage], found, reason))
+            rows.append(Row(policy_label(stage, policy), found, reason))
     return rows
 
 
@@ -286,7 +287,8 @@ def finish(
     """Writes and logs everything that is left of the run, and prints it."""
     console, logger = this.console, this.logger
     table.save(folder.results_csv, folder.results_markdown)
-    pictures, shown = draw(folder, table, this.setup.problem.name)
+    labels = [policy_label(stage, this.policy) for stage in POLICY_LABELS]
+    pictures, shown = draw(folder, table, this.setup.problem.name, labels)
     if shown:
         report.write_traces(shown, folder)
     summary = {
@@ -324,13 +326,20 @@ def finish(
     logger.log_summary(summary)
 
 
-def draw(folder: RunFolder, table: ResultsTable, title: str) -> tuple[list[Path], list[Row]]:
+def draw(
+    folder: RunFolder, table: ResultsTable, title: str, labels: list[str]
+) -> tuple[list[Path], list[Row]]:
     """Pictures of the best policy's and the best heuristic's schedules and the learning curve.
+
+    Args:
+        folder: gets the pictures.
+        table: the results.
+        title: of the learning curve.
+        labels: of the policy's rows.
 
     Returns:
         The pictures, and the rows whose schedules they show.
     """
-    labels = list(POLICY_LABELS.values())
     policies = [row for row in table.rows if row.label in labels and row.simulated is not None]
     heuristic = report.best_heuristic(table, labels)
     chosen = policies[-1:] + ([] if heuristic is None else [heuristic])

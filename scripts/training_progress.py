@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from doppler import Placement, PlacementProblem
+from doppler.policies import Policy
 from doppler.simulator import Simulator
 from doppler.training import Callback, Stage, Trainer
 from doppler.viz.figure import format_seconds
@@ -21,6 +22,14 @@ POLICY_LABELS = {
     "sb3_ppo": "SB3-PPO",
 }
 """Every stage, and what the best placement at its end is called."""
+
+
+def policy_label(stage: str, policy: Policy) -> str:
+    """What the best placement of a policy is called at the end of a stage."""
+    kind = getattr(policy, "kind", "")
+    named = POLICY_LABELS[stage]
+    return named.replace("DOPPLER", kind.upper().replace("_", "-")) if kind else named
+
 
 COMPARATORS = ("maskable_ppo", "sb3_ppo")
 """Stages of other learners, which tables name only where they were run."""
@@ -89,7 +98,7 @@ class BestPlacements(Callback):
             return
         info = {
             **best.info,
-            "scheduler": POLICY_LABELS[stage.name],
+            "scheduler": policy_label(stage.name, trainer.policy),
             "simulated_makespan": simulate(self.simulator, best),
             "seconds": state.seconds,
             "evaluations": state.evaluations,

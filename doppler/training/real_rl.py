@@ -64,7 +64,7 @@ class RealRL(ReinforceStage):
             noise alone causes, at most half of the limit counts.
         recalibration: least weight of a new run in the costs of the simulator, below 1; 0 leaves
             them as they were.
-        budget_executions: stop after so many executions, at the end of an update; None for no limit.
+        budget_executions: stop after so many executions, with their update; None for no limit.
         incumbent: what to start from; None for the best placement of the earlier stages, or the
             policy's greedy one.
     """

@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from doppler import Topology
-from doppler.policies import PAPER_POLICY, DualPolicy, PolicyConfig
+from doppler.policies import PAPER_POLICY, Policy, PolicyConfig
 from doppler.schedulers import SCHEDULERS, Scheduler, make_scheduler
 from doppler.training import Stage
 from doppler.training.loggers import NoLogger
@@ -78,7 +78,7 @@ def test_calibrate_composes_with_every_workload_that_has_kernels() -> None:
 
 @pytest.mark.parametrize("option", options("policy"))
 def test_every_policy_builds(option: str) -> None:
-    kind = ActorCritic if option == "actor_critic" else DualPolicy
+    kind = ActorCritic if option == "actor_critic" else Policy
     assert isinstance(instantiate(composed("train", f"policy={option}").policy), kind)
 
 

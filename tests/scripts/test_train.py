@@ -18,7 +18,9 @@ from doppler import Placement, save_problem
 from doppler.errors import ConfigurationError
 from doppler.executor import KernelTiming, Profile
 from doppler.hardware import make_topology
+from doppler.policies import DualPolicy, PlcOnlyPolicy
 from doppler.simulator import EmpiricalNoise, Simulator
+from doppler.training import TrainingResult
 from doppler.workloads import make_workload
 from scripts import train, training_progress
 from scripts.problems import PresetCost, Setup, SimulatorSettings, noisy_objective
@@ -357,17 +359,17 @@ def test_a_folder_of_a_run_that_failed_at_once_can_be_used_again(
 
 
 def test_policies_that_ran_in_vain_or_changed_nothing_say_so() -> None:
-    from doppler.training import TrainingResult
-
     placement = Placement([0, 1])
     nothing = TrainingResult(None, None, {}, True, 1, 1, 1.0, "devices too small")
-    (row, _) = train.policy_rows(["sim_rl"], nothing)
+    (row, _) = train.policy_rows(["sim_rl"], nothing, DualPolicy())
     assert "too small" in str(row.reason)
     same = TrainingResult(placement, Placement([0, 1]), {}, True, 1, 1, 1.0)
-    (_, row) = train.policy_rows(["sim_rl", "real_rl"], same)
+    (_, row) = train.policy_rows(["sim_rl", "real_rl"], same, DualPolicy())
     assert "nothing measured faster" in str(row.reason)
     other = TrainingResult(placement, Placement([1, 1]), {}, True, 1, 1, 1.0)
-    assert [row.reason for row in train.policy_rows(["sim_rl", "real_rl"], other)] == [None, None]
+    assert [
+        row.reason for row in train.policy_rows(["sim_rl", "real_rl"], other, DualPolicy())
+    ] == [None, None]
 
 
 def test_a_whole_run_is_logged_to_wandb_and_finished(command: Command, tmp_path: Path) -> None:
@@ -376,3 +378,11 @@ def test_a_whole_run_is_logged_to_wandb_and_finished(command: Command, tmp_path:
     assert (tmp_path / "out" / "trace.json").exists()
     logged = {path.suffix for path in (tmp_path / "out" / "wandb").rglob("media/images/*")}
     assert logged == {".png"}
+
+
+def test_rows_are_named_after_the_policy() -> None:
+    result = TrainingResult(Placement([0]), None, {}, True, 1, 1, 0.0)
+    (row, _) = train.policy_rows(["sim_rl"], result, PlcOnlyPolicy())
+    assert row.label == "PLC-ONLY-SIM"
+    (row, _) = train.policy_rows(["sim_rl"], result, DualPolicy())
+    assert row.label == "DOPPLER-SIM"
