@@ -61,16 +61,20 @@ def run(config: DictConfig) -> Path:
 def describe(profile: Profile) -> str:
     """What was measured, and how kernels that were not will be estimated."""
     slowdown = [timing.busy / timing.alone for timing in profile.kernels.values() if timing.alone]
+    beside = ""
+    if slowdown and profile.num_devices > 1:
+        times = f"{median(slowdown):.2f} times as long (median)"
+        beside = f"; while the other devices work a kernel takes {times}"
     lines = [
-        f"kernels: {len(profile.kernels)} measured, 0 estimated; while the other devices work a "
-        f"kernel takes {median(slowdown) if slowdown else 1.0:.2f} times as long (median)",
+        f"kernels: {len(profile.kernels)} measured, 0 estimated{beside}",
         f"dispatch: {1e6 * profile.dispatch_gap:.1f} us from op to op, "
         f"{1e6 * profile.dispatch_empty:.1f} us per empty kernel",
     ]
     if profile.copies is not None:
         lines.append(
             f"copies: {1e6 * profile.copies.latency:.1f} us + bytes / "
-            f"({profile.copies.bandwidth / 1e9:.2f} GB/s)"
+            f"({profile.copies.bandwidth / 1e9:.2f} GB/s); each interrupts the ops meanwhile by "
+            f"{1e6 * profile.copies.interruption:.1f} us"
         )
     if profile.regression is None:
         lines.append("other kernels: refused, too few were measured to estimate more")
