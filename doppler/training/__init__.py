@@ -12,8 +12,8 @@ from doppler.training.objectives import (
     simulator_identity,
 )
 from doppler.training.real_rl import RealRL
-from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
-from doppler.training.runners import make_runner
+from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch
+from doppler.training.runners import make_runner, rollout
 from doppler.training.sim_rl import SimRL
 from doppler.training.stage import Stage
 from doppler.training.trainer import Checkpoints, Trainer, TrainingResult

@@ -233,11 +233,11 @@ def step_likelihoods(
         return found
     ids, seen = _padded_candidates(batch, first, last, len(tables.sel_scores) - 1)
     legal = ids < len(tables.sel_scores) - 1
-    sel, sel_entropy = _choice(
+    sel, sel_entropy = choice_likelihood(
         sel_logits(tables, ids, seen), legal.sum(-1), batch.slots[:, first:last], batch
     )
     ops = torch.from_numpy(batch.ops[:, first:last])  # (batch, steps)
-    pooled, end = _pooled_means(tables, batch, first, last, start, ops)
+    pooled, end = pooled_means(tables, batch, first, last, start, ops)
     device_features = torch.from_numpy(batch.device_features[first:last]).transpose(0, 1)
     logits = policy.plc(tables.plc_ops[ops], pooled, device_features)  # (batch, steps, devices)
     counts = torch.full(ops.shape, logits.shape[-1])
@@ -245,11 +245,11 @@ def step_likelihoods(
         allowed = torch.from_numpy(batch.device_masks[first:last]).transpose(0, 1)
         logits = logits.masked_fill(~allowed, NEVER * batch.temperature)
         counts = allowed.sum(-1)
-    plc, plc_entropy = _choice(logits, counts, batch.devices[:, first:last], batch)
+    plc, plc_entropy = choice_likelihood(logits, counts, batch.devices[:, first:last], batch)
     return StepLikelihoods(sel, plc, sel_entropy, plc_entropy), end
 
 
-def _choice(
+def choice_likelihood(
     logits: Tensor, counts: Tensor, slots: np.ndarray, batch: RolloutBatch
 ) -> tuple[Tensor, Tensor]:
     """Log-likelihood of the slots under the mixture, and the policy's entropy. # (batch, steps)"""
@@ -278,7 +278,7 @@ def _padded_candidates(
     return torch.from_numpy(ids), torch.from_numpy(seen)
 
 
-def _pooled_means(
+def pooled_means(
     tables: PolicyTables, batch: RolloutBatch, first: int, last: int, start: Tensor, ops: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean `plc_pool` row over each device's ops before each step, and the sums at the end.

@@ -12,6 +12,11 @@ from doppler.schedule import Placement
 from doppler.schedulers.search.annealing import SimulatedAnnealing
 from doppler.simulator import Simulator
 
+FULL_OPS = 250
+"""On graphs of more ops a polish makes fewer evaluations, in inverse proportion: the time of one
+grows with the graph, and a polish should stay a part of the training beside it."""
+_LEAST = 2
+
 
 class Polisher:
     """Anneals placements with a fixed number of evaluations each.
@@ -22,12 +27,14 @@ class Polisher:
     Args:
         problem: what is placed.
         simulator: judges; see `searchable`.
-        evaluations: placements simulated for each that is improved, at least 2.
+        evaluations: placements simulated for each that is improved, at least 2; on graphs of more
+            than `FULL_OPS` ops proportionally fewer.
     """
 
     def __init__(self, problem: PlacementProblem, simulator: Any, evaluations: int) -> None:
         self._problem, self._simulator = problem, simulator
-        self._annealing = SimulatedAnnealing(budget_s=None, budget_evals=evaluations)
+        fewer = evaluations * FULL_OPS // max(problem.num_ops, FULL_OPS)
+        self._annealing = SimulatedAnnealing(budget_s=None, budget_evals=max(fewer, _LEAST))
 
     def improve(
         self, devices: np.ndarray, order: np.ndarray, rng: np.random.Generator

@@ -133,6 +133,10 @@ class EpisodeRunner:
             EpisodeRunner._place
         )
         self._head = kernel_head(policy) if own else None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a subclass computes once."""
 
     @torch.no_grad()
     def run(
@@ -265,7 +269,7 @@ class EpisodeRunner:
             self._construction.candidates, self._construction.device_free
         )
         logits = sel_logits(tables, torch.from_numpy(ids), torch.from_numpy(seen))
-        wanted = _slots_of(shown, ids, step) if len(shown) else shown
+        wanted = slots_of(shown, ids, step) if len(shown) else shown
         slots = taken.slots[step]
         choose(logits.numpy(), counts, _ALL, draws, wanted, *options, slots, taken.sel[step])
         taken.ops[step] = ids[self._rows, slots]
@@ -371,7 +375,7 @@ class _DevicePool:
         self._means[at] = self._sums[at] / self._counts[at]
 
 
-def _slots_of(ops: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
+def slots_of(ops: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
     """Where forced ops stand in the last rows of the candidate lists."""
     found = ids[len(ids) - len(ops) :] == ops[:, None]
     missing = np.flatnonzero(~found.any(axis=1))
@@ -385,17 +389,3 @@ def _no_candidate(row: int, step: int, op: int) -> InvalidPlacementError:
         f"forced episode {row}, step {step}: op {op} is no candidate; an order must place every op "
         "after its predecessors"
     )
-
-
-def rollout(
-    policy: Policy,
-    problem: PlacementProblem,
-    network: str = "serial_links",
-    batch_size: int = 32,
-    rng: np.random.Generator | None = None,
-    exploration: float = 0.0,
-    greedy: bool = False,
-) -> RolloutBatch:
-    """One batch of episodes; `EpisodeRunner` is faster when called again and again."""
-    runner = EpisodeRunner(policy, problem, network, batch_size)
-    return runner.run(rng or np.random.default_rng(0), exploration=exploration, greedy=greedy)

@@ -21,8 +21,8 @@ from doppler.policies import Policy, PolicyTables
 from doppler.policies.base import NEVER
 from doppler.problem import PlacementProblem
 from doppler.schedulers.exact.symmetry import identical_devices, numbered_by_first_use
-from doppler.training.likelihood import StepLikelihoods, _choice, _pooled_means
-from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, _slots_of
+from doppler.training.likelihood import StepLikelihoods, choice_likelihood, pooled_means
+from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, slots_of
 
 PAIRS_PER_CHUNK = 16384
 """Pairs whose part of the gradient's graph is in memory at a time: 4 MB at each of its layers."""
@@ -38,18 +38,11 @@ class WalkRunner(EpisodeRunner):
 
     builds: ClassVar[str] = "walk"
 
-    def __init__(
-        self,
-        policy: Policy,
-        problem: PlacementProblem,
-        network: str = "serial_links",
-        batch_size: int = 32,
-    ) -> None:
-        super().__init__(policy, problem, network, batch_size)
-        order = policy.order(problem)
+    def _prepare(self) -> None:
+        order = self.policy.order(self.problem)
         assert order is not None
-        self._order = problem.check_order(order)
-        self._unseen = np.zeros((batch_size, 1, 0), np.float32)
+        self._order = self.problem.check_order(order)
+        self._unseen = np.zeros((self.batch_size, 1, 0), np.float32)
 
     def run(
         self, rng: np.random.Generator, *, forced: Episodes | None = None, **options: Any
@@ -86,15 +79,9 @@ class WalkAtOnceRunner(WalkRunner):
 
     builds: ClassVar[str] = "walk_at_once"
 
-    def __init__(
-        self,
-        policy: Policy,
-        problem: PlacementProblem,
-        network: str = "serial_links",
-        batch_size: int = 32,
-    ) -> None:
-        super().__init__(policy, problem, network, batch_size)
-        self._identical = identical_devices(problem)
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._identical = identical_devices(self.problem)
 
     def _rebuilt(self, forced: Episodes) -> Episodes:
         named = [
@@ -195,7 +182,7 @@ class PairRunner(EpisodeRunner):
         self._listed = self._relations.candidates(
             self._construction.candidates, self._construction.device_free
         )
-        self._shown_slots = _slots_of(shown, self._listed[0], step) if len(shown) else shown
+        self._shown_slots = slots_of(shown, self._listed[0], step) if len(shown) else shown
 
     def _place(
         self,
@@ -286,11 +273,11 @@ class PairBatch(RolloutBatch):
         num_devices = start.shape[1]
         ids, pairs, legal = self._padded(first, last, len(tables.plc_ops) - 1, num_devices)
         ops = torch.from_numpy(self.ops[:, first:last])
-        pooled, end = _pooled_means(tables, self, first, last, start, ops)
+        pooled, end = pooled_means(tables, self, first, last, start, ops)
         logits = policy.plc(tables.plc_ops[ids], pooled[:, :, None], pairs).flatten(2)
         logits = logits.masked_fill(~legal, NEVER * self.temperature)
         slots = self.slots[:, first:last]
-        chosen, entropy = _choice(logits, legal.sum(-1), slots, self)
+        chosen, entropy = choice_likelihood(logits, legal.sum(-1), slots, self)
         none = torch.zeros_like(chosen)
         return StepLikelihoods(chosen, none, entropy, none), end
 
@@ -342,3 +329,17 @@ def make_runner(
             f"{', '.join(RUNNERS)}; this policy is trained by stages of its own"
         )
     return RUNNERS[style](policy, problem, network, batch_size)
+
+
+def rollout(
+    policy: Policy,
+    problem: PlacementProblem,
+    network: str = "serial_links",
+    batch_size: int = 32,
+    rng: np.random.Generator | None = None,
+    exploration: float = 0.0,
+    greedy: bool = False,
+) -> RolloutBatch:
+    """One batch of episodes; a runner of one's own is faster when called again and again."""
+    runner = make_runner(policy, problem, network, batch_size)
+    return runner.run(rng or np.random.default_rng(0), exploration=exploration, greedy=greedy)

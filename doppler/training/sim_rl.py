@@ -69,7 +69,8 @@ class SimRL(ReinforceStage):
         archive_size: how many of the best placements are kept, at least 1.
         polish_every: updates from one polish to the next, the first one included; 0 for none. An
             objective that no search can ask (`polish.searchable`) gets none either.
-        polish_evaluations: placements simulated by each; evaluations, but no episodes.
+        polish_evaluations: placements simulated by each, fewer on graphs of more than 250 ops (see
+            `polish.FULL_OPS`); they count as evaluations, not as episodes.
         polish_share: of the updates, from the first on, within which placements are polished, so
             that the policy has time to learn what was found last.
     """

@@ -106,6 +106,14 @@ def test_what_is_polished_can_be_followed() -> None:
             assert_followable(problem, found)
 
 
+def test_polishes_of_large_graphs_are_shorter() -> None:
+    problem = layered_dag(500, 2, seed=0)
+    order = problem.graph.topological_order
+    polisher = Polisher(problem, Simulator(problem), 1000)
+    _, evaluations = polisher.improve(np.zeros(500, np.int64), order, np.random.default_rng(0))
+    assert evaluations <= 500
+
+
 def test_orders_with_ops_before_their_inputs_become_start_orders() -> None:
     problem = layered_dag(12, 2, seed=2)
     polisher = Polisher(problem, Simulator(problem, "serial_links", "given"), 10)

@@ -12,7 +12,8 @@ from doppler.errors import ConfigurationError, InvalidPlacementError
 from doppler.policies import DualPolicy, PolicyConfig
 from doppler.problem import InputTensor, PlacementProblem
 from doppler.training.likelihood import LossWeights, accumulate_gradient
-from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch, rollout
+from doppler.training.rollout import EpisodeRunner, Episodes, RolloutBatch
+from doppler.training.runners import rollout
 from doppler.workloads.random_dags import layered_dag
 
 SMALL = PolicyConfig(hidden_width=16, message_rounds=2, head_width=8)
