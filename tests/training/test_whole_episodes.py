@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from comparator_problems import constrained
 
 from doppler.hardware import make_topology
 from doppler.policies import DualPolicy, PolicyConfig
-from doppler.problem import InputTensor, PlacementProblem
+from doppler.problem import PlacementProblem
 from doppler.simulator import threads
 from doppler.training.likelihood import LossWeights, accumulate_gradient, log_likelihoods
 from doppler.training.rollout import EpisodeRunner, RolloutBatch
@@ -36,21 +37,6 @@ def sharp_policy(config: PolicyConfig = SMALL) -> DualPolicy:
         for head in (policy.sel.last, policy.plc.last):
             head.weight.mul_(30.0)
     return policy
-
-
-def constrained() -> PlacementProblem:
-    problem = layered_dag(40, 3, seed=2)
-    rng = np.random.default_rng(5)
-    groups = np.where(rng.random(40) < 0.4, rng.integers(0, 4, 40), -1)
-    return replace(
-        problem,
-        colocation=groups,
-        pinned=np.where((rng.random(40) < 0.3) & (groups < 0), rng.integers(0, 3, 40), -1),
-        inputs=(
-            InputTensor("x", 1e6, (0, 7, 20), 1),
-            InputTensor("y", 1e6, (3, 9), "first_consumer"),
-        ),
-    ).with_explicit_inputs()
 
 
 def two_slots() -> PlacementProblem:
